@@ -81,7 +81,10 @@ def test_the_runner_in_c_reads_the_formats_that_are_written() -> None:
     """Whoever gives a format a new number looks at what the runner makes of the change."""
     folder = Path(aotkit.__file__).parent / "runner"
     text = "".join(path.read_text() for path in sorted(folder.glob("*.cpp")))
-    numbers = {name: int(value) for name, value in re.findall(r"\b(ARTIFACT_FORMAT|PLAN_FORMAT|MANIFEST_FORMAT|FORMAT) = (\d+)", text)}
+    numbers = {
+        name: int(value)
+        for name, value in re.findall(r"\b(ARTIFACT_FORMAT|PLAN_FORMAT|MANIFEST_FORMAT|FORMAT) = (\d+)", text)
+    }
     assert numbers == {
         "ARTIFACT_FORMAT": records.ARTIFACT_FORMAT,
         "PLAN_FORMAT": plan._FORMAT.version,

@@ -319,7 +319,7 @@ def test_without_their_classes_records_are_dicts_with_attributes(scored: Path) -
     torch.testing.assert_close(loaded({"low": given.low, "high": given.high}).best, want.best)
     with pytest.raises(AttributeError, match="the record has no field 'worst'; it has best, rest, factor"):
         _ = found.worst
-    with pytest.raises(TypeError, match="the package takes a .*Pair, not Tensor"):
+    with pytest.raises(TypeError, match=r"the package takes a .*Pair, not Tensor"):
         loaded(given.low)
 
 
@@ -344,7 +344,8 @@ def test_a_package_for_several_processors_takes_the_best_that_is_here(
 ) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), torch.randn(4, 8)
-    path = aotkit.aot_compile(model, (x,), tmp_path / "levels", processors=("x86-64", "x86-64-v2"))
+    options = [aotkit.Options(processor=level) for level in ("x86-64", "x86-64-v2")]
+    path = aotkit.aot_compile(model, (x,), tmp_path / "levels", options=options)
     loaded = aotkit.load(path)
     assert [v["environment"]["processor"] for v in loaded.manifest["variants"]] == ["x86-64-v2", "x86-64"]
     assert loaded.variant["environment"]["processor"] == "x86-64-v2" and "also for: x86-64\n" in str(loaded)
@@ -358,8 +359,8 @@ def test_a_package_for_several_processors_takes_the_best_that_is_here(
     monkeypatch.setattr(package_module, "environment_of_package", lambda **_: {**real, "features": []})
     with pytest.raises(PackageError, match=r"features that this one .* lacks: sse2"):
         aotkit.load(path)
-    with pytest.raises(PackageError, match="'i386' is no level that a package is compiled for: x86-64, "):
-        aotkit.aot_compile(model, (x,), tmp_path / "none", processors=("i386",))
+    with pytest.raises(PackageError, match="a package is compiled once for each processor, and the options have"):
+        aotkit.aot_compile(model, (x,), tmp_path / "none", options=options[:1] * 2)
 
 
 def test_a_package_says_which_sizes_it_takes(tmp_path: Path) -> None:
@@ -373,3 +374,49 @@ def test_a_package_says_which_sizes_it_takes(tmp_path: Path) -> None:
     )
     text = str(aotkit.load(path))
     assert re.search(r"argument x: torch.float32 \[(\w+), 3\]\n(.*\n)*size \1, dimension 0 of x: 2 to 64\n", text), text
+
+
+class Normed(nn.Module):
+    """A convolution and its norm, which freezing folds into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+def test_a_frozen_package_holds_what_its_weights_became(tmp_path: Path) -> None:
+    model, x = Normed().eval(), torch.randn(2, 3, 8, 8)
+    path = aotkit.aot_compile(model, (x,), tmp_path / "frozen", options=aotkit.Options(freezing=True))
+    plain = aotkit.aot_compile(model, (x,), tmp_path / "plain")
+    loaded = aotkit.load(path)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+    gone = set(loaded.manifest["gone"])
+    assert {"norm.running_var", "norm.weight"} <= gone and not gone & loaded.weights.keys()
+    assert set(aotkit.load(plain).weights) == gone | loaded.weights.keys()
+    for name in ("norm.weight", "conv.weight"):
+        with pytest.raises(aotkit.FrozenParameterError, match=f"compiled for the values of {name}; compile it again"):
+            loaded.load_weights({name: model.state_dict()[name]}, strict=False)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+
+
+def test_a_frozen_package_keeps_buffers_that_are_written_and_tied_weights(tmp_path: Path) -> None:
+    model = Model().eval()
+    loaded = aotkit.load(package(tmp_path / "frozen", model, options=aotkit.Options(freezing=True)))
+    for batch in (4, 2):
+        args, kwargs = arguments(batch)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+    assert loaded.weights["calls"].item() == 2
+
+
+def test_recordings_of_cuda_graphs_stay_in_their_process(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match="'cudagraphs' is for graphs of one process: recordings hold its addresses"):
+        aotkit.aot_compile(
+            Normed(), (torch.randn(2, 3, 8, 8),), tmp_path / "x", options=aotkit.Options(cudagraphs=True)
+        )
+    assert list(tmp_path.iterdir()) == []

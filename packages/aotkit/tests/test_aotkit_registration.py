@@ -51,7 +51,8 @@ PROGRAMS = {
     "no entry point": WITHOUT_ENTRY_POINTS + "import aotkit" + COMPILE,
     "both": "import aotkit, importlib; importlib.reload(aotkit)" + COMPILE,
     "no import": COMPILE,
-    "lazy": WITHOUT_ENTRY_POINTS + """
+    "lazy": WITHOUT_ENTRY_POINTS
+    + """
 import sys, torch, aotkit
 assert not [name for name in sys.modules if name.startswith("aotkit_") or name == "aotkit.backend"]
 assert "aotkit" in torch._dynamo.list_backends()

@@ -53,7 +53,14 @@ def serve(server: Path, tmp_path: Path) -> Callable[..., str]:
     def run(package: Path, calls: Calls, threads: int = 1, rounds: int = 1, key: str | None = None) -> str:
         """What the server prints, in an environment in which it would find no Python."""
         (tmp_path / "calls").write_bytes(written(calls))
-        command = [str(server), str(package), str(tmp_path / "calls"), str(threads), str(rounds), *([key] if key else [])]
+        command = [
+            str(server),
+            str(package),
+            str(tmp_path / "calls"),
+            str(threads),
+            str(rounds),
+            *([key] if key else []),
+        ]
         env = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PATH": os.environ["PATH"]}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
@@ -109,7 +116,9 @@ def test_eight_threads_serve_bert_bit_equal_to_python_without_python(
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, 1000, batch["input_ids"].shape, generator=generator)
-        calls.append(([ids, batch["attention_mask"]], leaves(loaded(input_ids=ids, attention_mask=batch["attention_mask"]))))
+        calls.append(
+            ([ids, batch["attention_mask"]], leaves(loaded(input_ids=ids, attention_mask=batch["attention_mask"])))
+        )
     printed = serve(path, calls, threads=8, rounds=5, key=KEY)
     assert all_right(8 * 5 * 3) in printed
     assert "2 arguments, results logits\n" in printed
@@ -117,7 +126,7 @@ def test_eight_threads_serve_bert_bit_equal_to_python_without_python(
 
 
 class Varied(nn.Module):
-    """Keywords, nested results, tied weights, a weight with other strides, a buffer that is written, sizes, constants."""
+    """Keywords, nested results, tied weights, a weight with other strides, a buffer that is written, sizes, None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,13 +183,19 @@ class Images(nn.Module):
         h = nn.functional.interpolate(self.two(h), scale_factor=2.0, mode="bilinear")
         h = torch.fft.rfft(h).abs() + self.table(label)[:, :, None, None]
         values, places = h.flatten(1).double().topk(3)
-        return self.last(h.mean((2, 3)).bfloat16()), values, places, torch.linalg.inv(h[:, :5, :5, 1] + 9 * torch.eye(5))
+        return (
+            self.last(h.mean((2, 3)).bfloat16()),
+            values,
+            places,
+            torch.linalg.inv(h[:, :5, :5, 1] + 9 * torch.eye(5)),
+        )
 
 
-def test_calls_into_aten_and_errors_of_kernels(tmp_path: Path, serve: Callable[..., str]) -> None:
+@pytest.mark.parametrize("freezing", [False, True])
+def test_calls_into_aten_and_errors_of_kernels(freezing: bool, tmp_path: Path, serve: Callable[..., str]) -> None:
     model, x = Images().eval(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     path, label = tmp_path / "images.aotkit", torch.tensor([1, 5])
-    aotkit.aot_compile(model, (x, label), path)
+    aotkit.aot_compile(model, (x, label), path, options=aotkit.Options(freezing=freezing))
     wanted = leaves(aotkit.load(path)(x, label))
     printed = serve(path, [([x, label], wanted)], threads=2, rounds=3)
     assert all_right(6) in printed
@@ -194,7 +209,8 @@ def test_the_best_level_that_a_processor_has_is_picked_and_another_place_is_refu
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), torch.randn(4, 8)
     path = tmp_path / "levels.aotkit"
-    aotkit.aot_compile(model, (x,), path, processors=("x86-64", "x86-64-v2"))
+    options = [aotkit.Options(processor=level) for level in ("x86-64", "x86-64-v2")]
+    aotkit.aot_compile(model, (x,), path, options=options)
     wanted = leaves(aotkit.load(path)(x))
     assert all_right(1) in serve(path, [([x], wanted)])
 

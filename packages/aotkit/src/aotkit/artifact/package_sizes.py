@@ -115,7 +115,9 @@ def package_text(manifest: Mapping[str, Any], variant: Mapping[str, Any], weight
     arguments = manifest["arguments"]
     for argument in arguments:
         sizes = ", ".join(map(str, argument["shape"]))
-        lines.append(f"argument {argument['name']}: " + (f"{argument['dtype']} [{sizes}]" if argument["dtype"] else "int"))
+        lines.append(
+            f"argument {argument['name']}: " + (f"{argument['dtype']} [{sizes}]" if argument["dtype"] else "int")
+        )
     for symbol, bounds in manifest["ranges"].items():
         lines.append(f"size {symbol}, {place(symbol, arguments)}: {_range_text((bounds[0], bounds[1]))}")
     guards = variant["artifact"]["guards"]

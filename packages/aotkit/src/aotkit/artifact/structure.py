@@ -1,9 +1,9 @@
 """Nested arguments and results as JSON: tuples, lists, dicts, records, constants, and numbered leaves.
 
 Note [Records]
-    A record is an object with named fields: a dataclass, a named tuple, a ``ModelOutput`` of Transformers. A file has the
-    name of its class, which nothing imports: it is only compared. Whoever reads the file gives the classes that are to
-    be made again; without its class a record comes back as a :class:`Record`, a dict whose values are attributes too.
+    A record is an object with named fields: a dataclass, a named tuple, a ``ModelOutput`` of Transformers. A file has
+    the name of its class, which nothing imports: it is only compared. Whoever reads the file gives the classes that are
+    to be made again; without its class a record comes back as a :class:`Record`, a dict whose values are attributes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def flatten_like(described: Any, value: Any, leaves: list[Any], path: str = "") 
     elif kind == "record":
         fields = value if isinstance(value, Mapping) else _fields_of(value)
         if fields is None or {key for key, _ in body["fields"]} != set(fields):
-            raise TypeError(f"argument {path or 'record'}: the package takes a {body['class']}, not {type(value).__name__}")
+            raise TypeError(
+                f"argument {path or 'record'}: the package takes a {body['class']}, not {type(value).__name__}"
+            )
         for key, item in body["fields"]:
             flatten_like(item, fields[key], leaves, f"{path}.{key}" if path else str(key))
     elif kind == "dict":

@@ -23,7 +23,7 @@ from ..artifact.package_file import read_package
 from ..artifact.package_sizes import package_text, relation_text, size_error
 from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
-from ..errors import PackageError
+from ..errors import FrozenParameterError, PackageError
 from .bind import bind
 from .process import collections_put_off
 
@@ -33,6 +33,8 @@ __all__ = ["MANIFEST_FORMAT", "Package", "check_environment", "environment_of_pa
 MANIFEST_FORMAT = 2
 """Of a package's manifest, which the runner in C reads too."""
 
+_GONE = torch.empty(0)
+"""Stands for a weight that is not in the file, since only its value is needed, which is a constant of the code."""
 _CPU = torch.device("cpu")
 
 
@@ -66,11 +68,15 @@ def load(
 ) -> Package:
     """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped.
 
-    They are read once, to see that they are whole; with ``check_weights=False`` only what calls use of them. A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
-    file that was not signed with it is refused unread.
+    A package holds native code, which runs in this process: load only files that you trust.
 
-    ``classes``: of records among the results (dataclasses, named tuples, Transformers' outputs), which are to come back
-    as such; without them a record is a dict whose values are attributes too. Nothing is imported for a name in a file.
+    Args:
+        path: the file.
+        signing_key: a file that was not signed with it is refused unread.
+        check_weights: read the weights once, to see that they are whole. Without it a call reads what it uses.
+        classes: of records among the results (dataclasses, named tuples, Transformers' outputs), which are to come back
+            as such. Without its class a record is a dict whose values are attributes too; nothing is imported for a
+            name in a file.
 
     Raises :class:`PackageError` if the file is no package, was made for another version of torch or another processor,
     or lacks the signature.
@@ -83,11 +89,6 @@ def load(
     variant = _chosen(manifest)
     inside = "".join(f"{part}/" for part in variant["folder"].split("/")[1:])
     own = {name.removeprefix(inside): data for name, data in sections.items() if name.startswith(inside)}
-    try:
-        artifact = Artifact.from_sections(own, variant["artifact"])
-        call = bind(artifact, name="package")
-    except (BindError, WrapperError, ValueError, KeyError) as error:
-        raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices
         kept = weights[name]
         weights[name] = torch.empty_strided(kept.shape, stride, dtype=kept.dtype).copy_(kept)
@@ -95,6 +96,12 @@ def load(
         weights[name] = weights[name].to(device)
     for name, first in manifest["same"].items():
         weights[name] = weights[first]
+    leading = [weights.get(name, _GONE) for name in manifest["weights"]]
+    try:
+        artifact = Artifact.from_sections(own, variant["artifact"])
+        call = bind(artifact, name="package", arguments=dict(enumerate(leading)))
+    except (BindError, WrapperError, ValueError, KeyError) as error:
+        raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
     return Package(call, manifest, weights, artifact.guards, variant, classes)
 
 
@@ -134,7 +141,8 @@ class Package:
         self.weights = dict(weights)
         self._call = call
         self._guards = guards
-        self._leading = [self.weights[name] for name in manifest["weights"]]
+        self._frozen = {manifest["weights"][index] for index in variant["artifact"]["frozen"]}
+        self._leading = [self.weights.get(name, _GONE) for name in manifest["weights"]]
         self._arguments = [_Argument(**described) for described in manifest["arguments"]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,10 +161,17 @@ class Package:
     def load_weights(self, weights: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Copy new values into :attr:`weights`.
 
-        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape.
+        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape;
+        :class:`FrozenParameterError` for weights that are constants of the code (option ``freezing``).
         """
+        frozen = sorted(weights.keys() & self._frozen)
+        if frozen:
+            raise FrozenParameterError(
+                f"the package was compiled for the values of {', '.join(frozen)}; compile it again, or leave "
+                "'freezing' out"
+            )
         unknown = sorted(weights.keys() - self.weights.keys())
-        missing = sorted(self.weights.keys() - weights.keys()) if strict else []
+        missing = sorted(self.weights.keys() - weights.keys() - self._frozen) if strict else []
         if unknown or missing:
             raise KeyError(f"weights that the package does not have: {unknown}; weights that are missing: {missing}")
         for name, value in weights.items():

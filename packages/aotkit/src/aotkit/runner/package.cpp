@@ -102,8 +102,8 @@ Package::Package(const std::string &path, const char *signing_key) : archive_(pa
   }
   ranges_ = manifest.at("ranges");
   list_outputs(manifest.at("outputs"), "", outputs_);
-  choose_variant(manifest);
   read_weights(manifest);
+  choose_variant(manifest);
   read_plan(Json::parse(archive_.read(folder_ + "/plan")));
 }
 
@@ -129,8 +129,12 @@ void Package::choose_variant(const Json &manifest) {
   if (!forward.at("checked").list().empty())
     unsupported("the package calls the custom operator " + forward.at("checked").at(size_t(0)).text() +
                 ", whose results are looked at by Python's loader only");
-  if (!forward.at("borrowed").members.empty()) unsupported("the package holds frozen arguments");
-  program_ = std::make_unique<Program>(Json::parse(archive_.read(folder_ + "/forward")), read_constants(forward, "forward"));
+  auto constants = read_constants(forward, "forward");
+  for (const auto &[name, index] : forward.at("borrowed").members) {  // weights that are constants as they are
+    if (index.whole() < 0 || static_cast<size_t>(index.integer) >= leading_.size()) bad_file("a constant is missing");
+    constants[name] = leading_[static_cast<size_t>(index.integer)];
+  }
+  program_ = std::make_unique<Program>(Json::parse(archive_.read(folder_ + "/forward")), std::move(constants));
 }
 
 std::unordered_map<std::string, at::Tensor> Package::read_constants(const Json &described, const std::string &name) const {
@@ -199,6 +203,8 @@ void Package::read_weights(const Json &manifest) {
     if (other == found.end()) bad_file("the weight " + first.string + " is missing");
     found[name] = at::Tensor(other->second);
   }
+  const at::Tensor nothing = at::empty({0});
+  for (const Json &name : manifest.at("gone").list()) found[name.text()] = nothing;
   for (const Json &name : manifest.at("weights").list()) {
     const auto weight = found.find(name.text());
     if (weight == found.end()) bad_file("the weight " + name.string + " is missing");

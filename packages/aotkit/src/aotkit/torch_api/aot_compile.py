@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.export import ExportedProgram
@@ -14,8 +14,9 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from aotkit_aot_trace.callables import GraphFunction
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
-from aotkit_inductor_lower.targets.cpu.machine import LEVELS
+from aotkit_inductor_lower.options import Processor
 
+from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
 from ..artifact.package_sizes import declared_ranges, narrowed, opened
@@ -46,8 +47,7 @@ def aot_compile(
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    options: Options | None = None,
-    processors: Sequence[str] = (),
+    options: Options | Sequence[Options] | None = None,
     signing_key: bytes | str | None = None,
     recorder: Recorder | None = None,
 ) -> str:
@@ -58,9 +58,8 @@ def aot_compile(
             program that was exported. Sizes that are dynamic there may vary, in their ranges, in the package.
         args: example arguments of a module; not looked at for a program.
         path: the file to write, replaced if it exists.
-        processors: levels of x86-64 (``"x86-64-v2"``, ``"x86-64-v3"``, ``"x86-64-v4"``, ``"x86-64-amx"``) that kernels
-            are generated for, each once; a process takes the highest that its processor has. By default the package is
-            for the option ``processor`` alone, which is the one that it is compiled on.
+        options: of the compile. Several, which differ in ``processor``, are compiled one after the other into one file;
+            a process takes the kernels for the highest level that its processor has.
         signing_key: at least 16 secret bytes, or characters, for files that pass through other hands; ``load`` then
             wants the same.
 
@@ -74,29 +73,32 @@ def aot_compile(
             program = torch.export.export(
                 model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
             )
-    chosen = (options or read_environment().options()).patch(fallback="error")
-    for name in ("cudagraphs", "freezing"):
-        if getattr(chosen, name):
-            raise PackageError(f"the option {name!r} is for graphs of one process; leave it out for a package")
     inputs = _inputs(program)
     _check_symbols(inputs)
     device = _device_of(inputs)
-    variants, sections, guards = [], {}, []
-    for processor in _best_first(processors) or [chosen.processor]:
-        folder = processor if variants else ""
-        artifact = _compile(program, inputs, chosen.patch(processor=processor), recorder or Recorder())
+    variants: list[dict[str, Any]] = []
+    sections: dict[str, bytes] = {}
+    guards: list[Any] = []
+    constant = set(_weights(inputs))
+    for chosen in _best_first(options):
+        folder = f"{chosen.processor}/" if variants else ""
+        artifact = _compile(program, inputs, chosen, recorder or Recorder())
         own, described = _packed(artifact)
-        sections.update({f"{folder}/{name}" if folder else name: data for name, data in own.items()})
+        sections.update({f"{folder}{name}": data for name, data in own.items()})
+        constant &= _only_constants(inputs, artifact)
         guards += [guard for guard in artifact.guards if guard not in guards]
-        where = f"graph/{folder}" if folder else "graph"
-        made = environment_of_package(processor, device)
-        variants.append({"folder": where, "environment": made, "artifact": described})
+        made = environment_of_package(chosen.processor, device)
+        variants.append({"folder": f"graph/{folder}".rstrip("/"), "environment": made, "artifact": described})
     weights, same = _distinct(inputs)
+    kept = {same.get(name, name) for name in _weights(inputs) if name not in constant}
+    gone = {name for name in _weights(inputs) if same.get(name, name) not in kept}
+    weights = {name: weight for name, weight in weights.items() if name not in gone}
     manifest = {
         "format": MANIFEST_FORMAT,
         "variants": variants,
-        "weights": [entry.weight for entry in inputs if entry.weight is not None],
-        "same": same,
+        "weights": _weights(inputs),
+        "same": {name: first for name, first in same.items() if first not in gone},
+        "gone": sorted(gone),
         "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
         "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
         **_interface(program, inputs, replace(artifact, guards=guards)),
@@ -105,11 +107,20 @@ def aot_compile(
     return os.fspath(path)
 
 
-def _best_first(processors: Sequence[str]) -> list[str]:
-    unknown = [name for name in processors if name not in LEVELS]
-    if unknown:
-        raise PackageError(f"{unknown[0]!r} is no level that a package is compiled for: {', '.join(LEVELS)}")
-    return [name for name in reversed(LEVELS) if name in processors]
+def _best_first(given: Options | Sequence[Options] | None) -> list[Options]:
+    """What is compiled; the highest level first."""
+    options = list(given) if isinstance(given, Sequence) else [given or read_environment().options()]
+    levels = [one.processor for one in options]
+    if not options or len(set(levels)) < len(levels):
+        raise PackageError(f"a package is compiled once for each processor, and the options have {levels}")
+    if any(one.cudagraphs for one in options):
+        raise PackageError(
+            "the option 'cudagraphs' is for graphs of one process: recordings hold its addresses. Leave it out for a "
+            "package"
+        )
+    rank = ["interpreter", *(name for name in get_args(Processor) if name != "host"), "host"]
+    ordered = sorted(options, key=lambda one: -rank.index(one.processor) if one.processor in rank else 1)
+    return [one.patch(fallback="error") for one in ordered]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +202,9 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
 
     weights = sum(entry.weight is not None for entry in inputs)
     recorder = recorder.of_graph("package")
-    ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False)
+    tensors = {k: inputs[i].example for k, i in enumerate(variable) if inputs[i].weight is not None}
+    frozen = FrozenArguments(tensors) if options.freezing else None
+    ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False, frozen=frozen)
     function = GraphFunction(program.graph_module, arguments)
     fakes = [inputs[i].fake for i in variable]
     names, shape_env = _names(fakes)
@@ -243,6 +256,17 @@ def _names(fakes: Sequence[Any]) -> tuple[Names, Any]:
                 names.text(size)
                 shape_env = size.node.shape_env
     return names, shape_env
+
+
+def _weights(inputs: Sequence[_Input]) -> list[str]:
+    return [entry.weight for entry in inputs if entry.weight is not None]
+
+
+def _only_constants(inputs: Sequence[_Input], artifact: Artifact) -> set[str]:
+    """Weights that a frozen graph needs no more: not even as constants as they are."""
+    named = [entry.weight for entry in inputs if not entry.is_constant]
+    borrowed = [index for index in artifact.forward.constants.values() if isinstance(index, int)]
+    return {str(named[index]) for index in {*artifact.frozen} - {*borrowed}}
 
 
 def _distinct(inputs: list[_Input]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -14,7 +14,6 @@ from ...ops.scalar import MATH, MathSymbol
 from .threads import why_one_thread
 
 __all__ = [
-    "LEVELS",
     "Machine",
     "arm_machine",
     "generic_machine",
@@ -88,9 +87,6 @@ _LEVELS = {
     "x86-64-v4": (512, _V4),
     "x86-64-amx": (512, f"{_V4},+avx512bf16,+amx-tile,+amx-bf16"),
 }
-
-LEVELS = tuple(_LEVELS)
-"""Names of levels of x86-64, each with what the one before it has."""
 
 
 def generic_machine(vector_bits: int = 128) -> Machine:
