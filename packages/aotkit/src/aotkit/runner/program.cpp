@@ -30,9 +30,13 @@ void wish_huge_pages(const at::Tensor &tensor) {  // Note [Fresh memory in huge 
             MADV_HUGEPAGE);
 }
 
-void allow_tiles() {
+void allow_tiles() {  // the registers are large, so Linux has each process ask for them
+  bool allowed = false;
+#ifdef SYS_arch_prctl
   constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-  if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) != 0)
+  allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
+  if (!allowed)
     throw Error(AOTKIT_WRONG_PLACE, "the package's code uses AMX, and this process may not");
 }
 
