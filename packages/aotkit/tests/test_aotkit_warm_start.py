@@ -388,7 +388,7 @@ def test_loading_imports_no_compiler_and_runs_nothing_that_was_stored() -> None:
 
 
 def test_the_key_of_a_graph_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for when an entry is looked for, computed, written and noted; of a large graph it takes milliseconds."""
+    """It is asked for when an entry is looked for, computed, written and noted, and takes milliseconds."""
     from aotkit.artifact import lookup
 
     made = []
