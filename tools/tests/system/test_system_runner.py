@@ -203,6 +203,29 @@ def test_calls_into_aten_and_errors_of_kernels(freezing: bool, tmp_path: Path, s
     assert "an index is out of range for the dimension it selects from" in printed
 
 
+class Sorted(nn.Module):
+    """Rows of which kernels leave those with equal elements to ATen."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        middle, place = x.median(-1)
+        third, other = x.kthvalue(3, -1)
+        return *x.topk(4), middle, place, third, other, *x.sort(-1, descending=True)
+
+
+def test_rows_with_equal_elements_are_sorted_as_eager_sorts_them(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path, generator = tmp_path / "sorted.aotkit", torch.Generator().manual_seed(4)
+    distinct = torch.randn(50, 20, generator=generator)
+    equal = torch.where(torch.arange(50)[:, None] % 7 == 0, distinct.round(), distinct)
+    aotkit.aot_compile(Sorted(), (distinct,), path)
+    with zipfile.ZipFile(path) as archive:
+        assert b"fix_up_rows" in archive.read("graph/forward")
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(loaded(x))) for x in (distinct, equal, distinct.round())]
+    for (x,), results in calls:
+        assert all(map(torch.equal, results, leaves(Sorted()(x))))
+    assert all_right(3) in serve(path, calls)
+
+
 def test_the_best_level_that_a_processor_has_is_picked_and_another_place_is_refused(
     tmp_path: Path, serve: Callable[..., str]
 ) -> None:

@@ -246,6 +246,10 @@ void Program::read_steps(const Json &plan) {
       step.kind = Step::Segment;
       step.function = reinterpret_cast<int (*)(void *, int)>(object_->function(row.at(1).text()));
       for (const Json &launch : row.at(2).list()) step.launches.push_back(launch.text());
+    } else if (kind == "extern" && row.at(1).text() == FixUp::NAME) {
+      step.kind = Step::Fix;
+      step.call = fix_ups_.size();
+      fix_ups_.emplace_back(row.at(2), [this](const std::string &name) { return buffer_named(name); });
     } else if (kind == "extern") {
       step.kind = Step::Call;
       step.call = externs_.size();
@@ -448,6 +452,7 @@ void Program::run_step(const Step &step, Call &call) const {
                                              : std::string("an integer was divided by zero")) +
                                      "\n  kernel " + name + (line == lines_.end() ? "" : ", from:\n" + line->second));
     }
+    case Step::Fix: fix_ups_[step.call](call.tensors); break;
     case Step::Call: run_extern(externs_[step.call], call); break;
     case Step::View: {
       const at::Tensor &given = call.tensors[step.base];

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fix_up.h"
 #include "object.h"
 #include "sizes.h"
 
@@ -66,7 +67,7 @@ class Program {
     bool several = false;
   };
   struct Step {
-    enum Kind { Allocate, Segment, Call, View, Reuse, Free, Return } kind;
+    enum Kind { Allocate, Segment, Call, Fix, View, Reuse, Free, Return } kind;
     size_t buffer = 0, base = 0;
     Expr offset;
     int (*function)(void *, int) = nullptr;
@@ -111,6 +112,7 @@ class Program {
   std::vector<FramedView> framed_;
   std::vector<Step> steps_;
   std::vector<Extern> externs_;
+  std::vector<FixUp> fix_ups_;
   std::vector<Source> sources_;
   Names symbols_;
   std::unordered_map<std::string, at::Tensor> constants_;
