@@ -203,6 +203,30 @@ def test_calls_into_aten_and_errors_of_kernels(freezing: bool, tmp_path: Path, s
     assert "an index is out of range for the dimension it selects from" in printed
 
 
+@torch.library.custom_op("runner_tests::scale", mutates_args=())
+def scale(x: torch.Tensor) -> torch.Tensor:
+    """An operator that only Python knows."""
+    return x * 2
+
+
+@scale.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Scaled(nn.Module):
+    """Calls it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scale(x).sin()
+
+
+def test_a_custom_operator_is_refused(tmp_path: Path, serve: Callable[..., str]) -> None:
+    aotkit.aot_compile(Scaled(), (torch.ones(3),), tmp_path / "scaled")
+    printed = serve(tmp_path / "scaled", [])
+    assert printed == "refused 3 the package calls the custom operator runner_tests::scale\n"
+
+
 class Sorted(nn.Module):
     """Rows of which kernels leave those with equal elements to ATen."""
 

@@ -18,6 +18,7 @@ from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_runtime_wrappers import WrapperError
 
 from ..__about__ import __version__
+from ..artifact.custom_ops import check_operators
 from ..artifact.guards import evaluate
 from ..artifact.package_file import read_package
 from ..artifact.package_sizes import package_text, relation_text, size_error
@@ -87,6 +88,7 @@ def load(
     if manifest.get("format") != MANIFEST_FORMAT:
         raise PackageError(f"the package {os.fspath(path)} was written by another version of aotkit; compile it again")
     variant = _chosen(manifest)
+    check_operators(manifest["operators"])
     inside = "".join(f"{part}/" for part in variant["folder"].split("/")[1:])
     own = {name.removeprefix(inside): data for name, data in sections.items() if name.startswith(inside)}
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices

@@ -126,9 +126,9 @@ void Package::choose_variant(const Json &manifest) {
   guards_ = artifact.at("guards");
   const Json &forward = artifact.at("forward");
   if (!forward.at("collectives").list().empty()) unsupported("the package talks to other ranks");
-  if (!forward.at("checked").list().empty())
-    unsupported("the package calls the custom operator " + forward.at("checked").at(size_t(0)).text() +
-                ", whose results are looked at by Python's loader only");
+  const Json &operators = manifest.at("operators");
+  if (!operators.list().empty())
+    unsupported("the package calls the custom operator " + operators.at(size_t(0)).at("name").text());
   auto constants = read_constants(forward, "forward");
   for (const auto &[name, index] : forward.at("borrowed").members) {  // weights that are constants as they are
     if (index.whole() < 0 || static_cast<size_t>(index.integer) >= leading_.size()) bad_file("a constant is missing");

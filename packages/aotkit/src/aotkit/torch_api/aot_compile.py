@@ -16,6 +16,7 @@ from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
 from aotkit_inductor_lower.options import Processor
 
+from ..artifact.custom_ops import operators_of
 from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
@@ -96,6 +97,7 @@ def aot_compile(
     manifest = {
         "format": MANIFEST_FORMAT,
         "variants": variants,
+        "operators": operators_of(program.graph_module, (), needs_source=False),
         "weights": _weights(inputs),
         "same": {name: first for name, first in same.items() if first not in gone},
         "gone": sorted(gone),
