@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +22,11 @@ _SOURCES = Path(__file__).parents[1] / "runner"
 def build_runner(folder: str | Path, compiler: str = "g++") -> Path:
     """Compile the runner against this torch; gives the path of the library, beside which the header lies.
 
-    The library names torch's folder as the place of its libraries. Raises ``RuntimeError`` with what the compiler says.
+    The library names torch's folder as the place of its libraries. Raises ``RuntimeError`` with what the compiler says,
+    and on other systems than Linux on x86-64.
     """
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        raise RuntimeError("packages run without Python on Linux on x86-64 processors only")
     target, torch_folder = Path(folder), Path(torch.__file__).parent
     target.mkdir(parents=True, exist_ok=True)
     abi = int(torch.compiled_with_cxx11_abi())
