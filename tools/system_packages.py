@@ -1,7 +1,8 @@
 """Install the Debian packages that the `system` session needs, where they are missing and we may.
 
 A browser (chromium) for the documentation site, redis-server for the cache's Redis store, and what links and emulates
-kernels for other processors: qemu-user, a C compiler for this processor and one for 64-bit ARM.
+kernels for other processors: qemu-user, compilers of C and C++ for this processor (C++ also for the runner of packages
+without Python) and one for 64-bit ARM.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ PROGRAMS = {
     "redis-server": "redis-server",
     "qemu-aarch64": "qemu-user",
     "gcc": "gcc",
+    "g++": "g++",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
 }
 

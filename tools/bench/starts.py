@@ -8,14 +8,18 @@ time, since other work on a machine does not count in that. `eager` is the first
 the file of `aotkit.saved.save_compiled_function`, `saved by torch` that of torch's own (`nan`: torch's loader refuses
 it), `whole step` that of `compile_step`, and updates the parameters, too. `warm` is torch.compile with a filled cache;
 `Dynamo` is torch.compile with backend="eager", `Inductor` its warm start. The model is there before the time begins;
-imports of aotkit and of Dynamo count. The least of the runs counts.
+imports of aotkit and of Dynamo count. Bytecode is written before, as installing a wheel does. The least of the runs
+counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
+import importlib.util
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -106,15 +110,26 @@ def measure(name: str, way: str, folder: Path) -> dict[str, Any]:
     return {"seconds": time.process_time() - begin}
 
 
+def write_bytecode() -> None:
+    """Of all our packages, where it is not there yet."""
+    for module in pkgutil.iter_modules():
+        if module.name.startswith("aotkit"):
+            spec = importlib.util.find_spec(module.name)
+            assert spec is not None and spec.submodule_search_locations
+            compileall.compile_dir(spec.submodule_search_locations[0], quiet=2)
+
+
 def table(name: str, runs: int, chosen: list[str]) -> dict[str, float]:
     """The least seconds of each way."""
     found: dict[str, list[float]] = {way: [] for way in chosen}
+    write_bytecode()
     with tempfile.TemporaryDirectory(prefix="aotkit-starts-") as folder:
         env = {
             **os.environ,
             "AOTKIT_CACHE_DIR": str(Path(folder) / "aotkit"),
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
             "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
         }
         _worker([name, "save", folder], env)
         for way in chosen:

@@ -121,3 +121,18 @@ def test_a_wrong_call_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) 
             main(wrong)
         assert left.value.code == 2
         assert "usage: aotkit" in capsys.readouterr().err
+
+
+def test_the_runner_is_built_where_it_can_run_and_says_what_the_compiler_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is built and used in the system tests."""
+    from aotkit.cli import runner
+
+    with pytest.raises(RuntimeError, match="there is no compiler 'no-such-compiler'; name one of C"):
+        runner.build_runner(tmp_path, "no-such-compiler")
+    with pytest.raises(RuntimeError, match=r"^false -std=c\+\+20 .* failed:"):
+        runner.build_runner(tmp_path, "false")
+    monkeypatch.setattr("platform.machine", lambda: "mips")
+    with pytest.raises(RuntimeError, match="on Linux on x86-64 processors only"):
+        runner.build_runner(tmp_path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -170,7 +172,7 @@ def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, monke
     with pytest.raises(PackageError, match="can't read the package"):
         aotkit.load(tmp_path / "missing")
     with zipfile.ZipFile(path) as archive:
-        made = json.loads(archive.read("manifest.json"))["environment"]
+        made = json.loads(archive.read("manifest.json"))["variants"][0]["environment"]
     assert len(made["features"]) > 3 and made["device"] == "cpu"
     real = package_module.environment_of_package()
     for change, message in (
@@ -262,3 +264,159 @@ def test_a_size_that_no_call_tells_is_refused_by_name(tmp_path: Path) -> None:
     program = export(nn.Linear(4, 3), (torch.randn(6, 4),), dynamic_shapes=({0: 2 * Dim("half", min=1, max=64)},))
     with pytest.raises(PackageError, match=r"dimension 0 of input has the size 2\*s\d+, and s\d+ is the size of no"):
         aotkit.aot_compile(program, None, tmp_path / "p.aotkit")
+
+
+# -- records, processors, what a package says ------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Scores:
+    """A result with fields."""
+
+    best: torch.Tensor
+    rest: Pair
+    factor: float = 2.0
+
+
+class Pair(NamedTuple):
+    """Another one."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+class Scored(nn.Module):
+    """Takes and gives records."""
+
+    def forward(self, given: Pair) -> Scores:
+        low, high = given.low.sin(), given.high.cos()
+        return Scores(low + high, Pair(low, high))
+
+
+torch.utils._pytree.register_dataclass(Scores)
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> Path:
+    given = Pair(torch.randn(3), torch.randn(3))
+    return Path(aotkit.aot_compile(Scored(), (given,), tmp_path / "scored"))
+
+
+def test_records_come_back_as_their_classes_which_the_caller_gives(scored: Path) -> None:
+    given = Pair(torch.randn(3), torch.randn(3))
+    want = Scored()(given)
+    found = aotkit.load(scored, classes=(Scores, Pair))(given)
+    assert type(found) is Scores and type(found.rest) is Pair and found.factor == 2.0
+    torch.testing.assert_close(found.best, want.best)
+    torch.testing.assert_close(found.rest, want.rest)
+
+
+def test_without_their_classes_records_are_dicts_with_attributes(scored: Path) -> None:
+    loaded, given = aotkit.load(scored), Pair(torch.randn(3), torch.randn(3))
+    found, want = loaded(given), Scored()(given)
+    assert torch.equal(found.best, found["best"]) and isinstance(found, dict)
+    torch.testing.assert_close(found.rest.high, want.rest.high)
+    torch.testing.assert_close(loaded({"low": given.low, "high": given.high}).best, want.best)
+    with pytest.raises(AttributeError, match="the record has no field 'worst'; it has best, rest, factor"):
+        _ = found.worst
+    with pytest.raises(TypeError, match=r"the package takes a .*Pair, not Tensor"):
+        loaded(given.low)
+
+
+def test_an_output_of_transformers_is_a_record(tmp_path: Path) -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return outputs.BaseModelOutput(last_hidden_state=x + 1)
+
+    path, x = tmp_path / "model", torch.randn(3)
+    aotkit.aot_compile(Model(), (x,), path)
+    found = aotkit.load(path, classes=(outputs.BaseModelOutput,))(x)
+    assert type(found) is outputs.BaseModelOutput
+    for result in (found, aotkit.load(path)(x)):
+        torch.testing.assert_close(result.last_hidden_state, x + 1)
+        torch.testing.assert_close(result["last_hidden_state"], x + 1)
+
+
+def test_a_package_for_several_processors_takes_the_best_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), torch.randn(4, 8)
+    options = [aotkit.Options(processor=level) for level in ("x86-64", "x86-64-v2")]
+    path = aotkit.aot_compile(model, (x,), tmp_path / "levels", options=options)
+    loaded = aotkit.load(path)
+    assert [v["environment"]["processor"] for v in loaded.manifest["variants"]] == ["x86-64-v2", "x86-64"]
+    assert loaded.variant["environment"]["processor"] == "x86-64-v2" and "also for: x86-64\n" in str(loaded)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+    real = package_module.environment_of_package()
+    old = {**real, "features": [f for f in real["features"] if not f.startswith(("sse4", "popcnt"))]}
+    monkeypatch.setattr(package_module, "environment_of_package", lambda **_: old)
+    older = aotkit.load(path)
+    assert older.variant["environment"]["processor"] == "x86-64"
+    torch.testing.assert_close(older(x), model(x).detach())
+    monkeypatch.setattr(package_module, "environment_of_package", lambda **_: {**real, "features": []})
+    with pytest.raises(PackageError, match=r"features that this one .* lacks: sse2"):
+        aotkit.load(path)
+    with pytest.raises(PackageError, match="a package is compiled once for each processor, and the options have"):
+        aotkit.aot_compile(model, (x,), tmp_path / "none", options=options[:1] * 2)
+
+
+def test_a_package_says_which_sizes_it_takes(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum(0) + y
+
+    rows = Dim("rows", min=2, max=64)
+    path = aotkit.aot_compile(
+        Sum(), (torch.randn(4, 3), torch.randn(3)), tmp_path / "sum", dynamic_shapes=({0: rows}, None)
+    )
+    text = str(aotkit.load(path))
+    assert re.search(r"argument x: torch.float32 \[(\w+), 3\]\n(.*\n)*size \1, dimension 0 of x: 2 to 64\n", text), text
+
+
+class Normed(nn.Module):
+    """A convolution and its norm, which freezing folds into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+def test_a_frozen_package_holds_what_its_weights_became(tmp_path: Path) -> None:
+    model, x = Normed().eval(), torch.randn(2, 3, 8, 8)
+    path = aotkit.aot_compile(model, (x,), tmp_path / "frozen", options=aotkit.Options(freezing=True))
+    plain = aotkit.aot_compile(model, (x,), tmp_path / "plain")
+    loaded = aotkit.load(path)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+    gone = set(loaded.manifest["gone"])
+    assert {"norm.running_var", "norm.weight"} <= gone and not gone & loaded.weights.keys()
+    assert set(aotkit.load(plain).weights) == gone | loaded.weights.keys()
+    for name in ("norm.weight", "conv.weight"):
+        with pytest.raises(aotkit.FrozenParameterError, match=f"compiled for the values of {name}; compile it again"):
+            loaded.load_weights({name: model.state_dict()[name]}, strict=False)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+
+
+def test_a_frozen_package_keeps_buffers_that_are_written_and_tied_weights(tmp_path: Path) -> None:
+    model = Model().eval()
+    loaded = aotkit.load(package(tmp_path / "frozen", model, options=aotkit.Options(freezing=True)))
+    for batch in (4, 2):
+        args, kwargs = arguments(batch)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+    assert loaded.weights["calls"].item() == 2
+
+
+def test_recordings_of_cuda_graphs_stay_in_their_process(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match="'cudagraphs' is for graphs of one process: recordings hold its addresses"):
+        aotkit.aot_compile(
+            Normed(), (torch.randn(2, 3, 8, 8),), tmp_path / "x", options=aotkit.Options(cudagraphs=True)
+        )
+    assert list(tmp_path.iterdir()) == []

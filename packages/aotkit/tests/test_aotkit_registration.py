@@ -51,6 +51,12 @@ PROGRAMS = {
     "no entry point": WITHOUT_ENTRY_POINTS + "import aotkit" + COMPILE,
     "both": "import aotkit, importlib; importlib.reload(aotkit)" + COMPILE,
     "no import": COMPILE,
+    "lazy": WITHOUT_ENTRY_POINTS
+    + """
+import sys, torch, aotkit
+assert not [name for name in sys.modules if name.startswith("aotkit_") or name == "aotkit.backend"]
+assert "aotkit" in torch._dynamo.list_backends()
+""",
 }
 
 
@@ -87,3 +93,7 @@ def test_import_beside_the_entry_point_registers_nothing_twice(outcomes: dict[st
 @pytest.mark.covers("F8.1")
 def test_without_an_import_the_entry_point_is_enough(outcomes: dict[str, str]) -> None:
     assert outcomes["no import"] == "compiled"
+
+
+def test_an_import_beside_dynamo_imports_no_backend_yet(outcomes: dict[str, str]) -> None:
+    assert outcomes["lazy"] == "compiled"

@@ -162,7 +162,13 @@ def test_changed_sources_of_an_operator_or_a_traced_function_are_told(tmp_path: 
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    save = "from aotkit.saved import *; save_compiled_function(compile_to_save(ops.f, (torch.ones(3),)), 'f')"
+    save = """
+    from aotkit.saved import *
+    save_compiled_function(compile_to_save(ops.f, (torch.ones(3),)), "f")
+    class Model(torch.nn.Module):
+        forward = staticmethod(ops.f)
+    aotkit.aot_compile(Model(), (torch.ones(3),), "package")
+    """
     python(save, factor=2, term=1)
     call = """
     try: print(torch.equal(aotkit.saved.load_compiled_function("f")(torch.ones(3)), ops.f(torch.ones(3))))
@@ -171,3 +177,6 @@ def test_changed_sources_of_an_operator_or_a_traced_function_are_told(tmp_path: 
     assert python(call, factor=2, term=1) == "True\n"
     assert "source of the custom operator starts::scale has changed" in python(call, factor=3, term=1)
     assert "the source of ops, lines" in python(call, factor=2, term=5)
+    package = call.replace("saved.load_compiled_function(\"f\")", "load(\"package\")")
+    assert python(package, factor=2, term=1) == "True\n"
+    assert "source of the custom operator starts::scale has changed" in python(package, factor=3, term=1)

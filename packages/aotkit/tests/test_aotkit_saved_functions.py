@@ -138,6 +138,30 @@ def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits
     assert not {name for name in new if name.startswith(never)}
 
 
+EAGER_COLLECTOR = """
+import gc, json, torch, nets, aotkit
+compiled = aotkit.saved.compile_to_save(nets.make(), nets.batch())
+aotkit.saved.save_compiled_function(compiled, "net.aotkit")
+load = aotkit.saved.load_compiled_function
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+gc.set_threshold(50, 1, 1)
+kept = [[] for _ in range(200)]
+before = len(collections)
+collections.clear()
+loaded = load("net.aotkit")
+within = len(collections)
+kept += [[] for _ in range(200)]
+print(json.dumps([before, within, len(collections), gc.isenabled()]))
+"""
+
+
+def test_nothing_is_collected_while_a_file_is_loaded(python: Any) -> None:
+    """One look through all objects of a process with torch's models in it takes longer than a load."""
+    before, within, after, enabled = python(EAGER_COLLECTOR)
+    assert before > 0 and within <= 2 < after and enabled  # what is due happens as soon as the load returns
+
+
 FUNCTION = """
 import torch
 CALLS = []

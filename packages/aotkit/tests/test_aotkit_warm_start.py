@@ -385,3 +385,24 @@ def test_loading_imports_no_compiler_and_runs_nothing_that_was_stored() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [ast.unparse(node.func)] if isinstance(node, ast.Call) else []
             assert not set(names) & {"pickle", "marshal", "shelve", "dill", "eval", "torch.load", "load_module"}, file
+
+
+def test_the_key_of_a_graph_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for when an entry is looked for, computed, written and noted, and takes milliseconds."""
+    from aotkit.artifact import lookup
+
+    made = []
+
+    def make(**parts: Any) -> Any:
+        made.append(original(**parts))
+        return made[-1]
+
+    original = lookup.make_key
+    monkeypatch.setattr(lookup, "make_key", make)
+    call, _ = compiled(lambda x: (x * 3).sin().sum())
+    call(torch.ones(3, requires_grad=True)).backward()
+    assert len(made) == 1
+    torch._dynamo.reset()
+    call, again = compiled(lambda x: (x * 3).sin().sum())
+    call(torch.ones(3, requires_grad=True)).backward()
+    assert len(made) == 2 and made[0] == made[1] and loaded(again)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
 from ._interpreters import refuse_subinterpreters
+from .driver.process import collections_put_off
 from .registration import register_with_torch
 
 refuse_subinterpreters()
@@ -181,7 +182,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], __name__), name)
+    with collections_put_off():
+        value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
 

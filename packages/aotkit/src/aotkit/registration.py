@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -40,11 +41,8 @@ def _register_artifacts(module: Any) -> None:
 
 
 def _register(registry: Any) -> None:
-    from .backend import aotkit
-
-    # While the entry point is loaded, the name is there already and Dynamo registers what it gives.
-    if "aotkit" not in registry._BACKENDS:
-        registry.register_backend(aotkit, name="aotkit")
+    # As an entry point, which Dynamo loads at the first compile: a process that never compiles imports no backend.
+    registry._BACKENDS.setdefault("aotkit", EntryPoint("aotkit", "aotkit.entry_point:aotkit", "torch_dynamo_backends"))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .driver.process import collections_put_off
+
 if TYPE_CHECKING:
     from .driver.saved_function import SavedFunction, load_compiled_function
     from .driver.saved_step import TrainingStep, load_step
@@ -48,7 +50,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], "aotkit"), name)
+    with collections_put_off():
+        value = getattr(import_module(_HOMES[name], "aotkit"), name)
     globals()[name] = value
     return value
 

@@ -77,8 +77,8 @@ def _digest(parts: tuple[tuple[str, str], ...]) -> str:
     return hashlib.sha256(_encode(_dump([_FORMAT, [list(part) for part in parts]]))).hexdigest()
 
 
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+# One for all texts: ``json.dumps`` makes an encoder for each of them, which takes longer than a short text does.
+_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 def _encode(text: str) -> bytes:

@@ -1,10 +1,12 @@
-"""The custom operators that a graph calls, as a saved function names them: schemas and digests of their Python.
+"""The custom operators that a graph calls, as a saved function or a package names them: schemas and digests of their
+Python.
 
 Note [Operators of the user's in a saved function]
     A saved function calls such an operator by its name, and what it computes is what the loading process defines. But
     its fake kernel and its gradient were looked at when the graph was compiled. So both sides have to agree on the
     schema and on the source of the Python functions that ``torch.library.custom_op`` was given; an operator that was
-    defined in another way has to be listed in the option ``cacheable`` with a version when the function is saved.
+    defined in another way has to be listed in the option ``cacheable`` with a version when the function is saved. A
+    package, which has no gradients and may outlive a library of operators in C++, does with the schema there.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngpri
 _PARTS = ("_init_fn", "_abstract_fn", "_backward_fn", "_setup_context_fn")
 
 
-def operators_of(gm: torch.fx.GraphModule, versions: Sequence[str]) -> list[dict[str, str]]:
+def operators_of(
+    gm: torch.fx.GraphModule, versions: Sequence[str], needs_source: bool = True
+) -> list[dict[str, str]]:
     """One record per custom operator in ``gm`` and the graphs in it. ``versions``: see ``Options.cacheable``.
 
-    Raises :class:`Uncacheable` for one of which neither the source nor a version is known.
+    If it ``needs_source``, raises :class:`Uncacheable` for one of which neither the source nor a version is known.
     """
     listed = dict(entry.partition("@")[::2] for entry in versions)
     found: dict[str, dict[str, str]] = {}
@@ -42,7 +46,7 @@ def operators_of(gm: torch.fx.GraphModule, versions: Sequence[str]) -> list[dict
         if name.split("::")[0] in TORCHS_OWN or str(target) in found:
             continue
         digest = _digest(name)
-        if digest is None and name.replace("::", ".") not in listed:
+        if needs_source and digest is None and name.replace("::", ".") not in listed:
             raise Uncacheable(
                 f"the graph calls the custom operator {name}, whose Python source is not known; list it in the option "
                 "'cacheable' with a version of your own"
@@ -64,18 +68,18 @@ def check_operators(records: Sequence[dict[str, str]]) -> None:
         overload = None if packet is None else getattr(packet, record["overload"], None)
         if overload is None:
             raise PackageError(
-                f"the saved function calls the custom operator {record['name']}, which this process does not have; "
+                f"the file calls the custom operator {record['name']}, which this process does not have; "
                 "import the module that defines it first"
             )
         if str(overload._schema) != record["schema"]:
             raise PackageError(
                 f"the custom operator {record['name']} has the schema {overload._schema} here, and had "
-                f"{record['schema']} when the function was saved; compile it again"
+                f"{record['schema']} when the file was made; compile it again"
             )
         if record["source"] and _digest(record["name"]) != record["source"]:
             raise PackageError(
-                f"the source of the custom operator {record['name']} has changed since the function was saved; compile "
-                "it again"
+                f"the source of the custom operator {record['name']} has changed since the file was made; compile it "
+                "again"
             )
 
 

@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,7 @@ class Lookup:
     name: str
     frozen: FrozenArguments | None = None
     slot: int | None = None
+    keys: dict[int, CacheKey] = field(default_factory=dict)  # by slot: of a large graph one takes milliseconds
 
     def find(self) -> Artifact | None:
         """The compiled function, if an entry fits; else None, and :meth:`save` knows where to write."""
@@ -126,7 +127,9 @@ class Lookup:
         return nullcontext(False) if self.slot is None else self.cache.computing(self._key(self.slot))
 
     def _key(self, slot: int) -> CacheKey:
-        return make_key(**self.parts, specialization=slot)
+        if slot not in self.keys:
+            self.keys[slot] = make_key(**self.parts, specialization=slot)
+        return self.keys[slot]
 
 
 def prepare_lookup(

@@ -2,7 +2,8 @@
 
 Note [Package file]
     manifest.json         what it is for: versions, processor, structures and sizes of arguments, names of weights
-    graph/...             the sections of the artifact: wrapper plan, launch plan with object code, constants
+    graph/...             the sections of the artifact: wrapper plan, launch plan with object code, constants; those of
+                          a further variant, for another level of processors, in graph/LEVEL/
     weights.safetensors   parameters and buffers, the data of each at a multiple of 64 bytes in the file, to be mapped
     signature             optional: HMAC-SHA256 with a shared key over all members before it, names included
 Object code runs in the process that loads it: a package is to be trusted like a shared library. With a signing key,
@@ -21,6 +22,7 @@ import os
 import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,11 @@ _NAMES = {
     torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
 }  # fmt: skip
+# What Python's reader of zip archives and of JSON raises for bytes that are neither.
+_UNREADABLE = (
+    zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, NotImplementedError, OverflowError, RuntimeError,
+    zlib.error,
+)  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -141,11 +148,12 @@ def _write_weights(archive: zipfile.ZipFile, weights: Mapping[str, torch.Tensor]
 
 
 def read_package(
-    path: str | os.PathLike[str], signing_key: bytes | str | None
+    path: str | os.PathLike[str], signing_key: bytes | str | None, check_weights: bool = True
 ) -> tuple[dict[str, Any], dict[str, bytes], dict[str, torch.Tensor]]:
     """Manifest, sections and weights of the file at ``path``; weights are mapped, and private to this process.
 
-    Raises :class:`PackageError` if it is no package, damaged, or not signed with ``signing_key``.
+    Raises :class:`PackageError` if it is no package, damaged, or not signed with ``signing_key``. Damage of the weights
+    is not noticed without ``check_weights``, which reads them once.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -156,9 +164,9 @@ def read_package(
                     raise PackageError(f"{os.fspath(path)} was not signed with this key, or was changed since")
             manifest = json.loads(archive.read("manifest.json"))
             sections = {name[6:]: archive.read(name) for name in names if name.startswith("graph/")}
-            weights = _map_weights(file.fileno(), archive)
+            weights = _map_weights(file.fileno(), archive, check_weights and signing_key is None)
             return manifest, sections, weights
-    except (zipfile.BadZipFile, KeyError, ValueError, struct.error) as error:
+    except _UNREADABLE as error:
         raise PackageError(f"{os.fspath(path)} is no package of aotkit, or is damaged: {error}") from error
     except OSError as error:
         raise PackageError(f"can't read the package {os.fspath(path)}: {error}") from error
@@ -178,11 +186,18 @@ def _signature(archive: zipfile.ZipFile, key: bytes | str) -> bytes:
     return signer.digest()
 
 
-def _map_weights(descriptor: int, archive: zipfile.ZipFile) -> dict[str, torch.Tensor]:
+def _map_weights(descriptor: int, archive: zipfile.ZipFile, check: bool) -> dict[str, torch.Tensor]:
     info = archive.getinfo(_WEIGHTS)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("its weights are compressed")
     # The length of a member's local header is in that header only.
     name, extra = struct.unpack("<HH", os.pread(descriptor, 4, info.header_offset + 26))
-    return _map_tensors(descriptor, info.header_offset + 30 + name + extra)
+    start = info.header_offset + 30 + name + extra
+    if check:
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+            if len(data) < start + info.file_size or zlib.crc32(data[start : start + info.file_size]) != info.CRC:
+                raise ValueError("the checksum of its weights differs")
+    return _map_tensors(descriptor, start)
 
 
 def _map_tensors(descriptor: int, start: int) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from .._notices import warn_user
 from .._size_text import Tree, fold, symbols_in
 from .guards import guards_hold
 
-__all__ = ["declared_ranges", "narrowed", "opened", "place", "relation_text", "size_error"]
+__all__ = ["declared_ranges", "narrowed", "opened", "package_text", "place", "relation_text", "size_error"]
 
 _MOST = 4096  # sizes of a range that are looked at one by one
 
@@ -102,6 +102,28 @@ def place(symbol: str, arguments: Sequence[Mapping[str, Any]]) -> str:
         if symbol in argument["shape"]:
             return f"dimension {argument['shape'].index(symbol)} of {argument['name']}"
     return "an argument"
+
+
+def package_text(manifest: Mapping[str, Any], variant: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
+    """What a package takes and what it was made for, as a person reads it."""
+    lines = [
+        f"{name}: {' '.join(value) if isinstance(value, list) else value}"
+        for name, value in variant["environment"].items()
+    ]
+    others = [other["environment"]["processor"] for other in manifest["variants"] if other is not variant]
+    lines += [f"also for: {', '.join(others)}"] if others else []
+    arguments = manifest["arguments"]
+    for argument in arguments:
+        sizes = ", ".join(map(str, argument["shape"]))
+        lines.append(
+            f"argument {argument['name']}: " + (f"{argument['dtype']} [{sizes}]" if argument["dtype"] else "int")
+        )
+    for symbol, bounds in manifest["ranges"].items():
+        lines.append(f"size {symbol}, {place(symbol, arguments)}: {_range_text((bounds[0], bounds[1]))}")
+    guards = variant["artifact"]["guards"]
+    lines += [f"sizes with {relation_text(guard, arguments)}" for guard in guards if len(symbols_in(guard)) > 1]
+    nbytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    return "\n".join([*lines, f"{len(weights)} weights, {nbytes / 1e6:.1f} MB"])
 
 
 def size_error(symbol: str, size: int, bounds: Sequence[int | None], arguments: Sequence[Mapping[str, Any]]) -> str:

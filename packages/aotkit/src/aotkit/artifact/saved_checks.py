@@ -91,9 +91,9 @@ def tree_of_rows(rows: Sequence[tuple[Path, str, Any]]) -> CheckTree:
         if kind == "same":
             pairs.append((path, expected))
             continue
-        node = nodes.setdefault(path[0][1], ({}, []))
-        for step in path[1:]:
-            node = node[0].setdefault((step[0], step[1]), ({}, []))
+        node = nodes.get(path[0][1]) or nodes.setdefault(path[0][1], ({}, []))
+        for kind_of_step, key in path[1:]:
+            node = node[0].get((kind_of_step, key)) or node[0].setdefault((kind_of_step, key), ({}, []))
         node[1].append((kind, expected))
     return CheckTree(nodes, pairs)
 

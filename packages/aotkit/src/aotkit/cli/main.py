@@ -56,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         transfer.add_argument("file", type=_file, help="with a suffix or a folder, such as graphs.cache")
         transfer.add_argument("--key-file", type=Path, help="file with a secret of 16 or more characters, shared")
 
+    runner = _command(commands, "runner", _runner, "build the library that runs packages without Python, for C and C++")
+    runner.add_argument("folder", type=Path, help="where the library and its header go")
+    runner.add_argument("--compiler", default="g++", help="a compiler of C++20")
     _command(commands, "doctor", _doctor, "versions, processor, libraries, health of the cache")
     explain = _command(commands, "explain", _explain, "what became of a function, or what is in a package")
     explain.add_argument("target", help="a package file, or module:function, which returns (callable, arguments)")
@@ -185,20 +188,19 @@ def _explain(given: argparse.Namespace) -> None:
         from ..driver.package import load
 
         package = load(given.target)
-        for name, value in package.manifest["environment"].items():
-            print(f"{name}: {' '.join(value) if isinstance(value, list) else value}")
-        for argument in package.manifest["arguments"]:
-            print(f"argument {argument['name']}: {argument['dtype'] or 'int'} {argument['shape']}")
-        for symbol, (low, high) in package.manifest["ranges"].items():
-            print(f"size {symbol}: {low} to {'any' if high is None else high}")
-        size = sum(w.numel() * w.element_size() for w in package.weights.values())
-        print(f"{len(package.weights)} weights, {size / 1e6:.1f} MB")
-        print(package.manifest["artifact"]["forward"]["report"]["text"])
+        print(package)
+        print(package.variant["artifact"]["forward"]["report"]["text"])
         return
     from ..reports.explain import explain
 
     function, arguments = _target(given.target)
     print(explain(function, *arguments))
+
+
+def _runner(given: argparse.Namespace) -> None:
+    from .runner import build_runner
+
+    print(f"wrote {build_runner(given.folder, given.compiler)}")
 
 
 def _profile(given: argparse.Namespace) -> None:

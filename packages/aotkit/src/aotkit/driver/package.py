@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,24 @@ from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_runtime_wrappers import WrapperError
 
 from ..__about__ import __version__
+from ..artifact.custom_ops import check_operators
 from ..artifact.guards import evaluate
 from ..artifact.package_file import read_package
-from ..artifact.package_sizes import relation_text, size_error
+from ..artifact.package_sizes import package_text, relation_text, size_error
 from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
-from ..errors import PackageError
+from ..errors import FrozenParameterError, PackageError
 from .bind import bind
+from .process import collections_put_off
 
-__all__ = ["Package", "check_environment", "environment_of_package", "load"]
+__all__ = ["MANIFEST_FORMAT", "Package", "check_environment", "environment_of_package", "load"]
 
 
+MANIFEST_FORMAT = 2
+"""Of a package's manifest, which the runner in C reads too."""
+
+_GONE = torch.empty(0)
+"""Stands for a weight that is not in the file, since only its value is needed, which is a constant of the code."""
 _CPU = torch.device("cpu")
 
 
@@ -52,24 +59,38 @@ def _architecture(device: torch.device) -> str:
     return f"{device} of architecture sm_{major}{minor}"
 
 
-def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> Package:
-    """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped, not read.
+@collections_put_off()
+def load(
+    path: str | os.PathLike[str],
+    *,
+    signing_key: bytes | str | None = None,
+    check_weights: bool = True,
+    classes: Sequence[type] = (),
+) -> Package:
+    """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped.
 
-    A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
-    file that was not signed with it is refused unread.
+    A package holds native code, which runs in this process: load only files that you trust.
+
+    Args:
+        path: the file.
+        signing_key: a file that was not signed with it is refused unread.
+        check_weights: read the weights once, to see that they are whole. Without it a call reads what it uses.
+        classes: of records among the results (dataclasses, named tuples, Transformers' outputs), which are to come back
+            as such. Without its class a record is a dict whose values are attributes too; nothing is imported for a
+            name in a file.
 
     Raises :class:`PackageError` if the file is no package, was made for another version of torch or another processor,
     or lacks the signature.
     """
-    manifest, sections, weights = read_package(path, signing_key)
+    manifest, sections, weights = read_package(path, signing_key, check_weights)
     if "stage" in manifest:
         raise PackageError(f"{os.fspath(path)} is a stage of a compile and no package; read it with aotkit.staged.load")
-    check_environment(manifest.get("environment", {}))
-    try:
-        artifact = Artifact.from_sections(sections, manifest["artifact"])
-        call = bind(artifact, name="package")
-    except (BindError, WrapperError, ValueError, KeyError) as error:
-        raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise PackageError(f"the package {os.fspath(path)} was written by another version of aotkit; compile it again")
+    variant = _chosen(manifest)
+    check_operators(manifest["operators"])
+    inside = "".join(f"{part}/" for part in variant["folder"].split("/")[1:])
+    own = {name.removeprefix(inside): data for name, data in sections.items() if name.startswith(inside)}
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices
         kept = weights[name]
         weights[name] = torch.empty_strided(kept.shape, stride, dtype=kept.dtype).copy_(kept)
@@ -77,25 +98,53 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None
         weights[name] = weights[name].to(device)
     for name, first in manifest["same"].items():
         weights[name] = weights[first]
-    return Package(call, manifest, weights, artifact.guards)
+    leading = [weights.get(name, _GONE) for name in manifest["weights"]]
+    try:
+        artifact = Artifact.from_sections(own, variant["artifact"])
+        call = bind(artifact, name="package", arguments=dict(enumerate(leading)))
+    except (BindError, WrapperError, ValueError, KeyError) as error:
+        raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
+    return Package(call, manifest, weights, artifact.guards, variant, classes)
+
+
+def _chosen(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first of the variants, the best of which comes first, that can run here; what the last lacks is raised."""
+    variants: list[Mapping[str, Any]] = manifest["variants"]
+    for variant in variants[:-1]:
+        try:
+            check_environment(variant["environment"])
+        except PackageError:
+            continue
+        return variant
+    check_environment(variants[-1]["environment"])
+    return variants[-1]
 
 
 class Package:
     """A loaded package: call it as the model that it was made of. Results never require grad.
 
     Attributes:
-        manifest: what the package says about itself: versions, processor, arguments, results.
+        manifest: what the package says about itself: versions, processors, arguments, ranges of sizes, results.
+        variant: the part of the manifest about the kernels that run here.
         weights: parameters and buffers by name, in private memory. Writing to them changes what later calls compute.
     """
 
     def __init__(
-        self, call: Any, manifest: Mapping[str, Any], weights: Mapping[str, torch.Tensor], guards: Any = ()
+        self,
+        call: Any,
+        manifest: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        guards: Any,
+        variant: Mapping[str, Any],
+        classes: Sequence[type],
     ) -> None:
-        self.manifest = manifest
+        self._classes = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
+        self.manifest, self.variant = manifest, variant
         self.weights = dict(weights)
         self._call = call
         self._guards = guards
-        self._leading = [self.weights[name] for name in manifest["weights"]]
+        self._frozen = {manifest["weights"][index] for index in variant["artifact"]["frozen"]}
+        self._leading = [self.weights.get(name, _GONE) for name in manifest["weights"]]
         self._arguments = [_Argument(**described) for described in manifest["arguments"]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,15 +158,22 @@ class Package:
         values = [a.laid_out(v, symbols) for a, v in zip(self._arguments, flat, strict=True)]
         with torch.no_grad():
             results = self._call([*self._leading, *values])
-        return rebuild_structure(self.manifest["outputs"], results)
+        return rebuild_structure(self.manifest["outputs"], results, self._classes)
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Copy new values into :attr:`weights`.
 
-        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape.
+        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape;
+        :class:`FrozenParameterError` for weights that are constants of the code (option ``freezing``).
         """
+        frozen = sorted(weights.keys() & self._frozen)
+        if frozen:
+            raise FrozenParameterError(
+                f"the package was compiled for the values of {', '.join(frozen)}; compile it again, or leave "
+                "'freezing' out"
+            )
         unknown = sorted(weights.keys() - self.weights.keys())
-        missing = sorted(self.weights.keys() - weights.keys()) if strict else []
+        missing = sorted(self.weights.keys() - weights.keys() - self._frozen) if strict else []
         if unknown or missing:
             raise KeyError(f"weights that the package does not have: {unknown}; weights that are missing: {missing}")
         for name, value in weights.items():
@@ -127,6 +183,10 @@ class Package:
         with torch.no_grad():
             for name, value in weights.items():
                 self.weights[name].copy_(value)
+
+    def __str__(self) -> str:
+        """Versions and processor, arguments with the sizes that they may have, weights."""
+        return package_text(self.manifest, self.variant, self.weights)
 
     def _check_sizes(self, flat: list[Any], symbols: dict[str, int]) -> None:
         for name, (low, high) in self.manifest["ranges"].items():

@@ -64,6 +64,7 @@ DYNAMO_HELPERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@collections_put_off()
 def load_compiled_function(
     path: str | os.PathLike[str],
     *,
@@ -85,8 +86,7 @@ def load_compiled_function(
     try:
         with open(path, "rb") as file:
             data = file.read()
-        with collections_put_off():
-            entry = unseal(data, signing_key)
+        entry = unseal(data, signing_key)
     except OSError as error:
         raise PackageError(f"can't read {os.fspath(path)}: {error}") from error
     except CacheError as error:

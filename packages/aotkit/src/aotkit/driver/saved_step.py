@@ -26,6 +26,7 @@ from ..artifact.values import value_to_json
 from ..errors import GuardError, PackageError
 from .bind import bind
 from .package import check_environment
+from .process import collections_put_off
 
 __all__ = ["FORMAT", "StateSlot", "TrainingStep", "load_step"]
 
@@ -193,6 +194,7 @@ class TrainingStep:
         return f"<training step of {len(self._described['weights'])} tensors by {self._described['optimizer']}>"
 
 
+@collections_put_off()
 def load_step(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> TrainingStep:
     """The step that :meth:`TrainingStep.save` wrote. Neither Dynamo nor a stage of a compile is imported.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.export import ExportedProgram
@@ -14,7 +14,10 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from aotkit_aot_trace.callables import GraphFunction
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
+from aotkit_inductor_lower.options import Processor
 
+from ..artifact.custom_ops import operators_of
+from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
 from ..artifact.package_sizes import declared_ranges, narrowed, opened
@@ -23,7 +26,7 @@ from ..artifact.structure import describe_structure
 from ..driver.bugs import first_line, is_bug, raise_bug
 from ..driver.compile import compile_function
 from ..driver.context import CompileContext
-from ..driver.package import environment_of_package
+from ..driver.package import MANIFEST_FORMAT, environment_of_package
 from ..driver.refusals import REFUSALS
 from ..driver.stages import own_stages
 from ..environment import read_environment
@@ -45,7 +48,7 @@ def aot_compile(
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    options: Options | None = None,
+    options: Options | Sequence[Options] | None = None,
     signing_key: bytes | str | None = None,
     recorder: Recorder | None = None,
 ) -> str:
@@ -56,6 +59,8 @@ def aot_compile(
             program that was exported. Sizes that are dynamic there may vary, in their ranges, in the package.
         args: example arguments of a module; not looked at for a program.
         path: the file to write, replaced if it exists.
+        options: of the compile. Several, which differ in ``processor``, are compiled one after the other into one file;
+            a process takes the kernels for the highest level that its processor has.
         signing_key: at least 16 secret bytes, or characters, for files that pass through other hands; ``load`` then
             wants the same.
 
@@ -69,26 +74,55 @@ def aot_compile(
             program = torch.export.export(
                 model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
             )
-    chosen = (options or read_environment().options()).patch(fallback="error")
-    for name in ("cudagraphs", "freezing"):
-        if getattr(chosen, name):
-            raise PackageError(f"the option {name!r} is for graphs of one process; leave it out for a package")
     inputs = _inputs(program)
     _check_symbols(inputs)
-    artifact = _compile(program, inputs, chosen, recorder or Recorder())
-    sections, described = _packed(artifact)
+    device = _device_of(inputs)
+    variants: list[dict[str, Any]] = []
+    sections: dict[str, bytes] = {}
+    guards: list[Any] = []
+    constant = set(_weights(inputs))
+    for chosen in _best_first(options):
+        folder = f"{chosen.processor}/" if variants else ""
+        artifact = _compile(program, inputs, chosen, recorder or Recorder())
+        own, described = _packed(artifact)
+        sections.update({f"{folder}{name}": data for name, data in own.items()})
+        constant &= _only_constants(inputs, artifact)
+        guards += [guard for guard in artifact.guards if guard not in guards]
+        made = environment_of_package(chosen.processor, device)
+        variants.append({"folder": f"graph/{folder}".rstrip("/"), "environment": made, "artifact": described})
     weights, same = _distinct(inputs)
+    kept = {same.get(name, name) for name in _weights(inputs) if name not in constant}
+    gone = {name for name in _weights(inputs) if same.get(name, name) not in kept}
+    weights = {name: weight for name, weight in weights.items() if name not in gone}
     manifest = {
-        "environment": environment_of_package(chosen.processor, _device_of(inputs)),
-        "artifact": described,
-        "weights": [entry.weight for entry in inputs if entry.weight is not None],
-        "same": same,
+        "format": MANIFEST_FORMAT,
+        "variants": variants,
+        "operators": operators_of(program.graph_module, (), needs_source=False),
+        "weights": _weights(inputs),
+        "same": {name: first for name, first in same.items() if first not in gone},
+        "gone": sorted(gone),
         "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
         "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
-        **_interface(program, inputs, artifact),
+        **_interface(program, inputs, replace(artifact, guards=guards)),
     }
     write_package(path, manifest, sections, weights, signing_key)
     return os.fspath(path)
+
+
+def _best_first(given: Options | Sequence[Options] | None) -> list[Options]:
+    """What is compiled; the highest level first."""
+    options = list(given) if isinstance(given, Sequence) else [given or read_environment().options()]
+    levels = [one.processor for one in options]
+    if not options or len(set(levels)) < len(levels):
+        raise PackageError(f"a package is compiled once for each processor, and the options have {levels}")
+    if any(one.cudagraphs for one in options):
+        raise PackageError(
+            "the option 'cudagraphs' is for graphs of one process: recordings hold its addresses. Leave it out for a "
+            "package"
+        )
+    rank = ["interpreter", *(name for name in get_args(Processor) if name != "host"), "host"]
+    ordered = sorted(options, key=lambda one: -rank.index(one.processor) if one.processor in rank else 1)
+    return [one.patch(fallback="error") for one in ordered]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +204,9 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
 
     weights = sum(entry.weight is not None for entry in inputs)
     recorder = recorder.of_graph("package")
-    ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False)
+    tensors = {k: inputs[i].example for k, i in enumerate(variable) if inputs[i].weight is not None}
+    frozen = FrozenArguments(tensors) if options.freezing else None
+    ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False, frozen=frozen)
     function = GraphFunction(program.graph_module, arguments)
     fakes = [inputs[i].fake for i in variable]
     names, shape_env = _names(fakes)
@@ -222,6 +258,17 @@ def _names(fakes: Sequence[Any]) -> tuple[Names, Any]:
                 names.text(size)
                 shape_env = size.node.shape_env
     return names, shape_env
+
+
+def _weights(inputs: Sequence[_Input]) -> list[str]:
+    return [entry.weight for entry in inputs if entry.weight is not None]
+
+
+def _only_constants(inputs: Sequence[_Input], artifact: Artifact) -> set[str]:
+    """Weights that a frozen graph needs no more: not even as constants as they are."""
+    named = [entry.weight for entry in inputs if not entry.is_constant]
+    borrowed = [index for index in artifact.forward.constants.values() if isinstance(index, int)]
+    return {str(named[index]) for index in {*artifact.frozen} - {*borrowed}}
 
 
 def _distinct(inputs: list[_Input]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -283,6 +330,8 @@ def _numbered(described: Any, leaves: list[Any]) -> Any:
         return {kind: [_numbered(item, leaves) for item in body]}
     if kind == "dict":
         return {kind: [[key, _numbered(item, leaves)] for key, item in body]}
+    if kind == "record":
+        return {kind: {**body, "fields": [[key, _numbered(item, leaves)] for key, item in body["fields"]]}}
     return described
 
 
