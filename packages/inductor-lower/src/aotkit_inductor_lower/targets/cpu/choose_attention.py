@@ -32,7 +32,7 @@ __all__ = ["attention_form", "attention_is_tiles", "choose_attention", "multipli
 
 _HEAD = 256  # numbers of a head, at most
 _FILLED = 0.58
-_FILLED_MORE = 0.7
+_FILLED_MORE = 0.5
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 
 
