@@ -141,8 +141,9 @@ INTRODUCTION = """# Versions of torch and Python
 
 Tests passed on the CPU (Linux, x86-64), as `nox -s compat -- VERSION` counted them. A column is a torch / a Python.
 *(part)*: some files of the suite; *refused*: tests of what this torch cannot do, which another test sees refused.
-`nox -s compat -- VERSION --all` runs whole suites, and `nox -s test` runs them with torch 2.13 and Python 3.11. What is
-not in the table has not been run. [Limits](limits.md#versions-and-platforms) says what the refused tests are.
+`nox -s compat -- VERSION --all` runs whole suites (`--resume` goes on where that was cut off), and `nox -s test` runs
+them with torch 2.13 and Python 3.11. What is not in the table has not been run.
+[Limits](limits.md#versions-and-platforms) says what the refused tests are.
 
 <!-- made by `python -m tools.compat page` -->
 

@@ -658,13 +658,15 @@ exec sleep 600
 
 @pytest.mark.covers("F7.25")
 def test_an_assembler_killed_in_the_middle_of_a_compile_is_an_error_at_once(tmp_path, monkeypatch):
-    real = triton.knobs.nvidia.ptxas.path
+    tools = triton.knobs.nvidia
+    variables = {"TRITON_PTXAS_PATH": tools.ptxas, "TRITON_PTXAS_BLACKWELL_PATH": tools.ptxas_blackwell}
     pid = tmp_path / "pid"
     os.mkfifo(pid)
-    assembler = tmp_path / "ptxas"
-    assembler.write_text(HANGING_ASSEMBLER.format(real=real, pid=pid))
-    assembler.chmod(0o755)
-    monkeypatch.setenv("TRITON_PTXAS_PATH", str(assembler))
+    for name, tool in variables.items():  # Triton 3.9 takes the second for the devices before Blackwell, too
+        assembler = tmp_path / name
+        assembler.write_text(HANGING_ASSEMBLER.format(real=tool.path, pid=pid))
+        assembler.chmod(0o755)
+        monkeypatch.setenv(name, str(assembler))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     source = sources(copy_program("64, 8", "8, 1", "8, 1"))[0]
     failed = []
@@ -683,5 +685,6 @@ def test_an_assembler_killed_in_the_middle_of_a_compile_is_an_error_at_once(tmp_
     os.close(channel)
     thread.join(30)
     assert failed and "Triton does not compile the kernel" in failed[0]
-    monkeypatch.delenv("TRITON_PTXAS_PATH")
+    for name in variables:
+        monkeypatch.delenv(name)
     assert compile_kernel(source, 90).name == source.name  # the next compile is none the worse for it
