@@ -143,17 +143,11 @@ class Target(Protocol):
         """Who computes an attention: kernels for its nest, or ATen's call. Asked where :meth:`choose` is."""
 
     def computes_attention(
-        self,
-        lengths: tuple[int | None, int | None],
-        head: int,
-        dtype: str,
-        options: LowerOptions,
-        *,
-        written_out: bool,
+        self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
         """Whether kernels compute attention with so many queries and keys (``None`` where that is not known), and
         numbers of a head, in every form of Note [Attention as an operator], and in less time than ATen's fused call, or
-        than products and a softmax (``written_out``)."""
+        than products and a softmax."""
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether the nest is a product of matrices, with what is computed of it, that the target writes in tiles.
@@ -225,13 +219,7 @@ class NoMachine:
         return Choice("aten", "attention is left to ATen")
 
     def computes_attention(
-        self,
-        lengths: tuple[int | None, int | None],
-        head: int,
-        dtype: str,
-        options: LowerOptions,
-        *,
-        written_out: bool,
+        self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
         """There are no kernels for it."""
         return False

@@ -189,7 +189,7 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
         width, dtype = value.shape[3], str(value.dtype).removeprefix("torch.")
         known = isinstance(width, int) and isinstance(value.shape[1], int) and on_host(value)
         given = (lengths[0], lengths[1]), width, dtype, options
-        return known and ctx.target.computes_attention(*given, written_out=False)
+        return known and ctx.target.computes_attention(*given)
 
     return rewriting(lambda graph, fuel: read_operands(graph, fuel, takes))(graph, ctx)
 

@@ -178,7 +178,7 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
     def takes(written: Written) -> bool:
         *_, queries, keys, width = written.shape
         dtype = str(written.out.meta["val"].dtype).removeprefix("torch.")
-        known = ctx.target.computes_attention((queries, keys), width, dtype, options, written_out=True)
+        known = ctx.target.computes_attention((queries, keys), width, dtype, options)
         return known and written.scale > 0
 
     return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes))(graph, ctx)

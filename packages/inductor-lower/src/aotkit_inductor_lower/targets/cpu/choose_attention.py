@@ -5,9 +5,9 @@ Note [Which attention is tiles]
     three quarters in float32, and less than a fourth in bfloat16 (`python -m tools.bench.attention`, one core of a Xeon
     with AMX). Of few queries or keys, or small heads, most of a tile is padding: these are left to ATen; in float32,
     where tiles are six times the work, also those of whose blocks of scores less than :data:`_FILLED` is scores (48
-    queries and keys take as long as ATen's, 33 half as long again). Attention that is written out is two products and
-    a softmax otherwise, which take less time than ATen's fused call where heads are short: less than
-    :data:`_FILLED_MORE` is left to those (a step of Swin's windows of 49 is 0.9 of eager's speed in float32).
+    queries and keys take as long as ATen's, 33 half as long again). The same holds of attention that is written out:
+    with windows of 49 in float32 a step of Swin has 1.69 of eager's speed, with products and a softmax 1.30
+    (`python -m tools.bench --models swin --modes train`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ __all__ = ["attention_form", "attention_is_tiles", "choose_attention", "multipli
 
 _HEAD = 256  # numbers of a head, at most
 _FILLED = 0.58
-_FILLED_MORE = 0.5
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 
 
@@ -67,13 +66,9 @@ def attention_is_tiles(
     dtype: str,
     options: LowerOptions,
     machine: Machine,
-    *,
-    written_out: bool,
 ) -> bool:
     """Whether attention of such sizes is computed in tile registers, whatever its masks are."""
     if not multiplies_attention(machine) or dtype not in ("float32", "bfloat16") or not 1 < head <= _HEAD:
-        return False
-    if written_out and dtype == "float32" and options.contractions != "generated" and _filled(lengths) < _FILLED_MORE:
         return False
     return not _against(lengths, head, dtype == "float32", options)
 

@@ -57,18 +57,12 @@ class CpuTarget:
         return choose_attention(nest, buffers, options, self.machine)
 
     def computes_attention(
-        self,
-        lengths: tuple[int | None, int | None],
-        head: int,
-        dtype: str,
-        options: LowerOptions,
-        *,
-        written_out: bool,
+        self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
         """Where there are tile registers, and they take less time."""
         from .choose_attention import attention_is_tiles
 
-        return attention_is_tiles(lengths, head, dtype, options, self.machine, written_out=written_out)
+        return attention_is_tiles(lengths, head, dtype, options, self.machine)
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether its kernel is one for :class:`~.render.product.ProductEmitter`."""

@@ -41,13 +41,7 @@ class InterpreterTarget:
         return Choice("aten", "attention is left to ATen")
 
     def computes_attention(
-        self,
-        lengths: tuple[int | None, int | None],
-        head: int,
-        dtype: str,
-        options: LowerOptions,
-        *,
-        written_out: bool,
+        self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
         """There are no kernels for it."""
         return False
