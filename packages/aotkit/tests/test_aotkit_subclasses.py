@@ -330,7 +330,7 @@ def test_an_attribute_that_is_no_tensor_passes_by_the_graph() -> None:
 def test_an_attribute_that_is_no_tensor_is_refused_before_torch_2_12(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fakes, "fakes_other_attributes", lambda: False)
     compiled = aotkit.aot_function(lambda x: x * 2, lambda graph, _: graph)
-    with pytest.raises(aotkit.CompileError, match="a Grouped, holds in extra a Group that is no tensor"):
+    with pytest.raises(Unsupported, match="a Grouped, holds in extra a Group that is no tensor"):
         compiled(Grouped(plain(3, 4), Group()))
 
 

@@ -148,7 +148,7 @@ class Watcher:
 def test_an_observer_sees_every_stage_and_product():
     watcher = Watcher()
     compile_graph(trace(lambda x: x.exp() + 1, torch.ones(8)), observer=watcher)
-    passes = {*pass_names(), *(each.name for each in (*LOOP_PASSES, *KERNEL_PASSES))}
+    passes = {*pass_names(), *(each.name for each in (*GRAPH_PASSES, *LOOP_PASSES, *KERNEL_PASSES))}
     stages = ["graph-passes", "lowering", "schedule", "codegen", "linearize", "llvm", "bind"]
     assert [name for name in watcher.stages if name not in passes] == stages
     assert stages[0] in watcher.stages[: watcher.stages.index("simplify")]
