@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +26,12 @@ from aotkit_inductor_lower.kernel_passes.linearize import Placement
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
 from aotkit_inductor_lower.lowering.attention import BACKWARD, FORWARD, attention_of
 from aotkit_inductor_lower.lowering.graph import lower_graph
-from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import to_expr
-from aotkit_inductor_lower.targets.cpu import host_machine
 
-needs_tiles = pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="this processor has no AMX, or no leave to")
+_spec = importlib.util.spec_from_file_location("tile_kernels", Path(__file__).with_name("tile_kernels.py"))
+tile_kernels = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tile_kernels)
+generated, needs_tiles, watched = tile_kernels.generated, tile_kernels.needs_tiles, tile_kernels.watched
 aten = torch.ops.aten
 INFINITY, NAN = float("inf"), float("nan")
 TYPES = [torch.float32, torch.bfloat16]
@@ -102,29 +105,6 @@ def exact(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor) -> t
 
 def off(got: Sequence[torch.Tensor], true: Sequence[torch.Tensor]) -> list[float]:
     return [((x.double() - y).norm() / y.norm().clamp(min=1e-300)).item() for x, y in zip(got, true, strict=True)]
-
-
-def generated(program: Callable[..., Any], args: list[torch.Tensor], **options: Any) -> CompiledGraph:
-    """The program as one kernel."""
-    graph = make_fx(program, tracing_mode=options.pop("tracing_mode", "fake"))(*args)
-    compiled = compile_graph(graph, options=LowerOptions(contractions="generated", **options))
-    assert isinstance(compiled, CompiledGraph) and not compiled.report().externs, compiled.report()
-    assert compiled.report().kernel_count == 1 and compiled.compiled.binary.facts.get("tiles")
-    return compiled
-
-
-def watched(compiled: CompiledGraph, args: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results, and the same on another number of threads with nothing read or written beside the tensors."""
-    got = compiled(list(args))
-    bound = bind_program(compiled.compiled, compiled.constants, redzones=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if threads > 1 else 2)
-    try:
-        for again, first in zip(bound(list(args)), got, strict=True):
-            assert torch.equal(again.nan_to_num(7.0), first.nan_to_num(7.0))
-    finally:
-        torch.set_num_threads(threads)
-    return got
 
 
 def check(case: Case, dtype: torch.dtype, more: float = 1e-7) -> None:

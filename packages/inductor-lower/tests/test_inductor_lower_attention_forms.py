@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +22,11 @@ from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.ir.walk import buffers_of
 from aotkit_inductor_lower.lowering.attention import attention_of
 from aotkit_inductor_lower.lowering.graph import lower_graph
-from aotkit_inductor_lower.runtime import bind_program
-from aotkit_inductor_lower.targets.cpu import host_machine
 
-needs_tiles = pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="this processor has no AMX, or no leave to")
+_spec = importlib.util.spec_from_file_location("tile_kernels", Path(__file__).with_name("tile_kernels.py"))
+tile_kernels = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tile_kernels)
+generated, needs_tiles, watched = tile_kernels.generated, tile_kernels.needs_tiles, tile_kernels.watched
 ops = torch.ops.aotkit_lower
 INFINITY = float("inf")
 TYPES = [torch.float32, torch.bfloat16]
@@ -122,29 +125,6 @@ def written_out(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor
     wanted = [q, k, v, scores if products is None else products]
     grads = torch.autograd.grad(out, wanted, gradient.to(dtype))
     return [out.detach(), *grads][: 5 if case.scores else 4]
-
-
-def generated(program: Callable[..., Any], args: list[torch.Tensor], **options: Any) -> CompiledGraph:
-    """The program as one kernel."""
-    graph = make_fx(program, tracing_mode="fake")(*args)
-    compiled = compile_graph(graph, options=LowerOptions(contractions="generated", **options))
-    assert isinstance(compiled, CompiledGraph) and not compiled.report().externs, compiled.report()
-    assert compiled.report().kernel_count == 1 and compiled.compiled.binary.facts.get("tiles")
-    return compiled
-
-
-def watched(compiled: CompiledGraph, args: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results, and the same on another number of threads with nothing read or written beside the tensors."""
-    got = compiled(list(args))
-    bound = bind_program(compiled.compiled, compiled.constants, redzones=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if threads > 1 else 2)
-    try:
-        for again, first in zip(bound(list(args)), got, strict=True):
-            assert torch.equal(again.nan_to_num(7.0), first.nan_to_num(7.0))
-    finally:
-        torch.set_num_threads(threads)
-    return got
 
 
 def computed(case: Case, args: list[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:

@@ -1,8 +1,6 @@
 """Loads of every so-many-th element, which are whole vectors of all between them: results, and what is not read."""
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -70,36 +68,3 @@ def test_whole_vectors_are_loaded_and_no_lanes_one_by_one() -> None:
     text = generate(compiled.scheduled, generic_machine(512), keep_text=True).text
     assert "llvm.masked.load.v16f32" in text
     assert "insertelement <16 x float>" not in text
-
-
-AT_THE_ENDS_OF_A_PAGE = """
-import ctypes, mmap, torch
-from torch.fx.experimental.proxy_tensor import make_fx
-from aotkit_inductor_lower import compile_graph, decompositions
-
-page = mmap.PAGESIZE
-memory = mmap.mmap(-1, 3 * page)
-start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-for closed in (0, 2):
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + closed * page), page, 0) == 0
-whole = torch.frombuffer(memory, dtype=torch.float32, count=page // 4, offset=page)
-whole.copy_(torch.randn(whole.shape))
-for space in range(2, 10):
-    count = (len(whole) - 1) // space + 1
-    last = whole.as_strided((count,), (space,), len(whole) - 1 - (count - 1) * space)
-    first = whole.as_strided((count,), (space,), 0)
-    for x in (first, last, first[:-3], last[3:]):
-        run = compile_graph(make_fx(torch.neg, decompositions(), tracing_mode="fake")(x))
-        assert torch.equal(run([x])[0], -x), space
-images = whole.view(1, 1, 32, 32)
-for stride in (2, 3):
-    def pool(x):
-        return torch.nn.functional.avg_pool2d(x, 3, stride, 1)
-    run = compile_graph(make_fx(pool, decompositions(), tracing_mode="fake")(images))
-    torch.testing.assert_close(run([images])[0], pool(images))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
-def test_nothing_is_read_before_the_first_or_behind_the_last_lane() -> None:
-    subprocess.run([sys.executable, "-c", AT_THE_ENDS_OF_A_PAGE], check=True, timeout=300)

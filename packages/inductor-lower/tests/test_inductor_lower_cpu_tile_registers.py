@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,10 @@ from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import processor_machine
 from aotkit_inductor_lower.targets.cpu.tile_forms import FORMS
 
-needs_tiles = pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="this processor has no AMX, or no leave to")
+_spec = importlib.util.spec_from_file_location("tile_kernels", Path(__file__).with_name("tile_kernels.py"))
+tile_kernels = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tile_kernels)
+needs_tiles = tile_kernels.needs_tiles
 Program = Callable[..., torch.Tensor]
 SIZES = [(16, 16, 16), (33, 17, 47), (70, 100, 65), (64, 64, 64), (300, 40, 130), (130, 800, 96), (600, 64, 33)]
 PRECISION_ERRORS = {"highest": 3e-7, "high": 1e-5, "medium": 5e-3}

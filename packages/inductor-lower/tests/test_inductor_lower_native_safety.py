@@ -199,7 +199,11 @@ memory = mmap.mmap(-1, 3 * page)
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 for closed in (0, 2):
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + closed * page), page, 0) == 0
-x = torch.frombuffer(memory, dtype=torch.float32, count=page // 4, offset=page).view(1, 8, -1, 16).permute(0, 3, 1, 2)
+whole = torch.frombuffer(memory, dtype=torch.float32, count=page // 4, offset=page)
+"""
+
+MASKED = """
+x = whole.view(1, 8, -1, 16).permute(0, 3, 1, 2)
 x.copy_(torch.randn(x.shape))
 w, scale = torch.randn(16, 1, 3, 3), torch.rand(4, 16) + 1
 
@@ -219,9 +223,29 @@ for f in (gradient, padded):
 """
 
 
+# Elements with steps between them: nothing is read before the first lane or behind the last.
+SPACED = """
+whole.copy_(torch.randn(whole.shape))
+for space in range(2, 10):
+    count = (len(whole) - 1) // space + 1
+    last = whole.as_strided((count,), (space,), len(whole) - 1 - (count - 1) * space)
+    first = whole.as_strided((count,), (space,), 0)
+    for x in (first, last, first[:-3], last[3:]):
+        run = compile_graph(make_fx(torch.neg, decompositions(), tracing_mode="fake")(x))
+        assert torch.equal(run([x])[0], -x), space
+images = whole.view(1, 1, 32, 32)
+for stride in (2, 3):
+    def pool(x):
+        return torch.nn.functional.avg_pool2d(x, 3, stride, 1)
+    run = compile_graph(make_fx(pool, decompositions(), tracing_mode="fake")(images))
+    torch.testing.assert_close(run([images])[0], pool(images))
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
-def test_what_a_mask_leaves_out_is_not_read_even_beside_a_fused_multiply_add() -> None:
-    subprocess.run([sys.executable, "-c", ALONE_ON_A_PAGE], check=True, timeout=300)
+@pytest.mark.parametrize("program", [MASKED, SPACED], ids=["masked", "spaced"])
+def test_what_lies_beside_a_page_is_not_read(program: str) -> None:
+    subprocess.run([sys.executable, "-c", ALONE_ON_A_PAGE + program], check=True, timeout=300)
 
 
 WIDER_THAN_A_REGISTER = """
