@@ -82,3 +82,19 @@ def test_generate_compiles_its_step_and_gives_the_same_tokens(caplog: pytest.Log
     assert "-inference compiled: " in caplog.text
     with pytest.raises(aotkit.UnknownOption, match="there is no option 'fallbac'"):
         generator.generate(prompt, **given, **generation_settings(fallbac="error"))
+
+
+def test_an_output_of_a_model_comes_back_from_a_package_as_its_class(tmp_path: Path) -> None:
+    record = transformers.modeling_outputs.BaseModelOutput
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return record(last_hidden_state=x + 1)
+
+    path, x = tmp_path / "model", torch.randn(3)
+    aotkit.aot_compile(Model(), (x,), path)
+    found = aotkit.load(path, classes=(record,))(x)
+    assert type(found) is record
+    for result in (found, aotkit.load(path)(x)):
+        torch.testing.assert_close(result.last_hidden_state, x + 1)
+        torch.testing.assert_close(result["last_hidden_state"], x + 1)

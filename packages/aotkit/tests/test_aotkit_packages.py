@@ -323,22 +323,6 @@ def test_without_their_classes_records_are_dicts_with_attributes(scored: Path) -
         loaded(given.low)
 
 
-def test_an_output_of_transformers_is_a_record(tmp_path: Path) -> None:
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return outputs.BaseModelOutput(last_hidden_state=x + 1)
-
-    path, x = tmp_path / "model", torch.randn(3)
-    aotkit.aot_compile(Model(), (x,), path)
-    found = aotkit.load(path, classes=(outputs.BaseModelOutput,))(x)
-    assert type(found) is outputs.BaseModelOutput
-    for result in (found, aotkit.load(path)(x)):
-        torch.testing.assert_close(result.last_hidden_state, x + 1)
-        torch.testing.assert_close(result["last_hidden_state"], x + 1)
-
-
 def test_a_package_for_several_processors_takes_the_best_that_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,9 @@ from aotkit.artifact.values import NoForm
 from aotkit.torch_api.save_compiled import _check_helpers
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-needs_defaults = pytest.mark.skipif(RELEASE < (2, 12), reason="refused there, see the last test")
+needs_defaults = pytest.mark.skipif(
+    RELEASE < (2, 12), reason="arguments left to defaults can't be saved there, see the last test, which runs with all"
+)
 
 MODELS = """
 import torch

@@ -40,7 +40,9 @@ from aotkit_runtime_wrappers import (
 )
 
 aten = torch.ops.aten
-needs_other_attributes = pytest.mark.skipif(not fakes_other_attributes(), reason="refused before torch 2.12, see below")
+needs_other_attributes = pytest.mark.skipif(
+    not fakes_other_attributes(), reason="torch before 2.12 makes no fakes of these; the refusal is tested below"
+)
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 

@@ -37,6 +37,8 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from aotkit_functionalize import lazy_bits
 
+from ._kept_checks import keep_checks
+
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "current_tracer",
@@ -335,14 +337,6 @@ def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
 
 def _is_one(size: Any) -> bool:
     return type(size) is int and size == 1
-
-
-def keep_checks() -> None:
-    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
-    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
-    a message."""
-    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
-        torch.fx.has_side_effect(check)
 
 
 keep_checks()

@@ -13,6 +13,8 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ._kept_checks import keep_checks
+
 __all__ = ["RecordRange", "empty_strided_cpu", "keep_checks", "lazy_graph_module", "lone_nan_bound_counts"]
 __all__ += ["large_numbers_become_float8", "outside_of_modes", "scattered_strides"]
 
@@ -61,14 +63,6 @@ def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule that writes its Python code when it is first called; compilers never call it."""
     return _LazyGraphModule(root, graph)
-
-
-def keep_checks() -> None:
-    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
-    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
-    a message."""
-    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
-        torch.fx.has_side_effect(check)
 
 
 keep_checks()

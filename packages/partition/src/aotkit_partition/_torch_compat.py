@@ -15,6 +15,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ._kept_checks import keep_checks
+
 __all__ = [
     "AllocationEvent",
     "allocation_events",
@@ -142,14 +144,6 @@ def allocation_events(recorded: Any, marker: str) -> list[AllocationEvent]:
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size, step))
         pending.extend((child, step) for child in event.children)
     return [AllocationEvent(address, size, step) for _, address, size, step in sorted(found, key=lambda row: row[0])]
-
-
-def keep_checks() -> None:
-    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
-    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
-    a message."""
-    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
-        torch.fx.has_side_effect(check)
 
 
 keep_checks()
