@@ -25,6 +25,7 @@ from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
 from ..target import on_host
+from .patterns import emit
 from .rewriting import drop_dead_nodes
 
 __all__ = ["PASS", "slice_strided_images"]
@@ -68,19 +69,18 @@ def _is_wrong(node: Node) -> bool:
 
 
 def _replace(graph: Graph, node: Node) -> None:
-    grad, x, w, bias_sizes, stride, pad, dilation, transposed, more, groups, wanted = node.args
-    assert isinstance(x, Node) and isinstance(w, Node)
-    steps = list(stride) * 2 if len(stride) == 1 else list(stride)  # type: ignore[arg-type]
-    image = x.meta["val"]
-    with graph.inserting_before(node), image.fake_mode:
-        read = x
+    """Its gradient by weights by a call of its own, and the node for what else it gives."""
+    grad, x, w, _, stride, *others, wanted = node.args
+    steps = list(stride) * (1 if len(stride) == 2 else 2)  # type: ignore[arg-type]
+
+    def by_weights(grad: Any, x: Any, w: Any) -> Any:
         for dim, step in enumerate(steps, 2):
-            read = _call(graph, aten.slice.Tensor, (read, dim, 0, sys.maxsize, step), node)
-        read = _call(graph, aten.clone.default, (read,), node, memory_format=torch.channels_last)
-        ones = [1] * len(steps)
-        args = (grad, read, w, bias_sizes, ones, pad, dilation, transposed, more, groups, [False, True, False])
-        by_weights = _call(graph, _BACKWARD, args, node)
-        own = _call(graph, operator.getitem, (by_weights, _BY_WEIGHTS), node)
+            x = aten.slice.Tensor(x, dim, 0, sys.maxsize, step)
+        x = aten.clone.default(x, memory_format=torch.channels_last)
+        return _BACKWARD(grad, x, w, None, [1, 1], *others, [False, True, False])[_BY_WEIGHTS]
+
+    own = emit(graph, by_weights, node, grad=grad, x=x, w=w)
+    assert own is not None, "the same call with fewer pixels"
     for user in list(node.users):
         if user.target is operator.getitem and user.args[1] == _BY_WEIGHTS:
             own.meta.update({**user.meta, "val": own.meta["val"]})
@@ -88,20 +88,7 @@ def _replace(graph: Graph, node: Node) -> None:
             graph.erase_node(user)
     left = [bool(each) and number != _BY_WEIGHTS for number, each in enumerate(wanted)]  # type: ignore[arg-type]
     node.args = (*node.args[:-1], left)
-    if any(left):
-        values = list(node.meta["val"])
-        values[_BY_WEIGHTS] = None
-        node.meta["val"] = tuple(values)
-
-
-def _call(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, **kwargs: Any) -> Node:
-    """A node of the same origin, with its fake value."""
-    made = graph.call_function(target, args, kwargs)
-    made.meta.update({name: value for name, value in like.meta.items() if name != "val"})
-    given = torch.fx.map_arg(args, lambda node: node.meta["val"])
-    with torch.no_grad():
-        made.meta["val"] = target(*given, **kwargs)
-    return made
+    node.meta["val"] = tuple(value if kept else None for value, kept in zip(node.meta["val"], left, strict=True))
 
 
 PASS = Pass(

@@ -5,9 +5,9 @@ Note [Which attention is tiles]
     three quarters in float32, and less than a fourth in bfloat16 (`python -m tools.bench.attention`, one core of a Xeon
     with AMX). Of few queries or keys, or small heads, most of a tile is padding: these are left to ATen; in float32,
     where tiles are six times the work, also those of whose blocks of scores less than :data:`_FILLED` is scores (48
-    queries and keys take as long as ATen's, 33 half as long again). The same holds of attention that is written out:
-    with windows of 49 in float32 a step of Swin has 1.69 of eager's speed, with products and a softmax 1.30
-    (`python -m tools.bench --models swin --modes train`).
+    queries and keys take as long as ATen's, 33 half as long again). The same holds of attention that is written out
+    (windows of 49 are 59 % full: a step of Swin has 1.6 times eager's speed, `python -m tools.bench --models swin
+    --modes train`).
 """
 
 from __future__ import annotations
