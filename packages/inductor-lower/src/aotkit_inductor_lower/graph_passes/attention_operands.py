@@ -185,11 +185,10 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
 
     def takes(query: Node, key: Node) -> bool:
         value = query.meta["val"]
-        lengths = [size if isinstance(size, int) else None for size in (value.shape[2], key.meta["val"].shape[2])]
+        queries, keys = (size if isinstance(size, int) else None for size in (value.shape[2], key.meta["val"].shape[2]))
         width, dtype = value.shape[3], str(value.dtype).removeprefix("torch.")
         known = isinstance(width, int) and isinstance(value.shape[1], int) and on_host(value)
-        given = (lengths[0], lengths[1]), width, dtype, options
-        return known and ctx.target.computes_attention(*given)
+        return known and ctx.target.computes_attention((queries, keys), width, dtype, options)
 
     return rewriting(lambda graph, fuel: read_operands(graph, fuel, takes))(graph, ctx)
 

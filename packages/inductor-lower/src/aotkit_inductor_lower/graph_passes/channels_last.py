@@ -75,8 +75,8 @@ def has_convolutions(graph: Graph) -> bool:
 def gains_in_training(graph: Graph, forms: Sequence[str]) -> bool:
     """Whether a joint graph of a forward and a backward is faster with channels together: where those convolutions that
     have a better kernel only in that layout read and write a large part of all images. ``forms``: the target's, for
-    products. (Measured by `python -m tools.bench --modes train --models mobilenet unet resnet` with the pass and with
-    ``disable``: MobileNetV2 and a U-Net gain a fifth, a ResNet of few channels nothing.)"""
+    products. (Measured by `python -m tools.bench --modes train --models mobilenet unet resnet` with and without
+    `AOTKIT_DISABLE=channels-last`: MobileNetV2 and a U-Net gain a fifth, a ResNet of few channels nothing.)"""
     own = every = 0
     for node in graph.find_nodes(op="call_function", target=_CONVOLUTION):
         if _suits(node):
