@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tools.compat_counts import count
 from tools.compat_files import run_rest
 from tools.workspace import ROOT
 
@@ -44,14 +44,15 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a suite. ``part``: not all of it was run."""
+    """What came of a suite (:class:`tools.compat_counts.Counts`). ``part``: not all of it was run."""
 
     torch: str
     python: str
     suite: str
     passed: int
     failed: int
-    skipped: int
+    refused: int
+    elsewhere: int
     part: bool
 
     @property
@@ -62,7 +63,9 @@ class Result:
     def cell(self) -> str:
         """What the table says."""
         told = f"{self.passed}" if not self.failed else f"{self.passed}, **{self.failed} failed**"
-        return told + (f", {self.skipped} refused" if self.skipped else "") + (" (part)" if self.part else "")
+        told += f", {self.refused} refused" if self.refused else ""
+        told += f", {self.elsewhere} elsewhere" if self.elsewhere else ""
+        return told + (" (part)" if self.part else "")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -92,18 +95,8 @@ def run_suite(suite: str, everything: bool, resume: bool = False) -> Result:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
         subprocess.run([*command, *paths_of(suite, everything)], cwd=ROOT, check=False)
-        passed, failed, skipped = count(report.read_text() if report.exists() else "")
-    return Result(version, python, suite, passed, failed, skipped, part)
-
-
-def count(report: str) -> tuple[int, int, int]:
-    """Tests passed, failed and skipped in pytest's XML. A run without a report, or without a test, is a failure."""
-    suites = list(ElementTree.fromstring(report).iter("testsuite")) if report else []
-    total, failed, skipped = (
-        sum(int(each.get(name, "0")) for each in suites for name in names)
-        for names in (("tests",), ("failures", "errors"), ("skipped",))
-    )
-    return (total - failed - skipped, failed, skipped) if total else (0, 1, 0)
+        counts = count(report.read_text() if report.exists() else "")
+    return Result(version, python, suite, *counts, part)
 
 
 def read_results(path: Path = RESULTS) -> list[Result]:
@@ -140,7 +133,8 @@ def page(results: Sequence[Result]) -> str:
 INTRODUCTION = """# Versions of torch and Python
 
 Tests passed on the CPU (Linux, x86-64), as `nox -s compat -- VERSION` counted them. A column is a torch / a Python.
-*(part)*: some files of the suite; *refused*: tests of what this torch cannot do, which another test sees refused.
+*(part)*: some files of the suite; *refused*: tests of what this torch cannot do, which another test sees refused;
+*elsewhere*: tests of processors and devices that were not there, as of kernels in tile registers without AMX.
 `nox -s compat -- VERSION --all` runs whole suites (`--resume` goes on where that was cut off), and `nox -s test` runs
 them with torch 2.13 and Python 3.11. What is not in the table has not been run.
 [Limits](limits.md#versions-and-platforms) says what the refused tests are.

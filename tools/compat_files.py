@@ -12,14 +12,14 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tools.compat_counts import Counts, count_by_file
 from tools.workspace import ROOT, load_packages, with_siblings
 
-__all__ = ["FileResult", "code_of", "counted", "read_kept", "run_rest", "test_files"]
+__all__ = ["FileResult", "code_of", "read_kept", "run_rest", "test_files"]
 
 #: Files that one pytest runs: as many as are lost when a run is cut off. Starting pytest takes about ten seconds.
 AT_ONCE = 12
@@ -27,13 +27,14 @@ AT_ONCE = 12
 
 @dataclass(frozen=True)
 class FileResult:
-    """What came of a test file. ``code``: a digest of all that it ran on."""
+    """What came of a test file (:class:`tools.compat_counts.Counts`). ``code``: a digest of all that it ran on."""
 
     path: str
     code: str
     passed: int
     failed: int
-    skipped: int
+    refused: int
+    elsewhere: int
 
 
 def test_files(suite: str) -> list[str]:
@@ -66,19 +67,7 @@ def _add(digest: hashlib._Hash, folder: Path, left_out: frozenset[str] = frozens
             digest.update(f"{name}\n".encode() + path.read_bytes())
 
 
-def counted(report: str, paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    """Tests passed, failed and skipped per file in pytest's XML; what cannot be told apart is an error."""
-    modules = {path.removesuffix(".py").replace("/", "."): path for path in paths}
-    found = {path: [0, 0, 0] for path in paths}
-    for case in ElementTree.fromstring(report).iter("testcase"):
-        named = case.get("classname") or case.get("name") or ""  # a file that cannot be collected has no class
-        (path,) = (path for module, path in modules.items() if f"{named}.".startswith(f"{module}."))
-        tags = {child.tag for child in case}
-        found[path][1 if tags & {"failure", "error"} else 2 if "skipped" in tags else 0] += 1
-    return {path: (passed, failed, skipped) for path, (passed, failed, skipped) in found.items()}
-
-
-def run_files(paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+def run_files(paths: Sequence[str]) -> dict[str, Counts]:
     """Run these files with this interpreter. A pytest that dies leaves no report, and so no result."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -86,10 +75,10 @@ def run_files(paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
         done = subprocess.run([*command, *paths], cwd=ROOT, check=False)
         if done.returncode not in (0, 1, 5) or not report.exists():  # 5: none of these tests is for this machine
             raise RuntimeError(f"pytest ended with {done.returncode} in {', '.join(paths)}")
-        return counted(report.read_text(), paths)
+        return count_by_file(report.read_text(), paths)
 
 
-def run_rest(suite: str, kept: Path) -> tuple[int, int, int]:
+def run_rest(suite: str, kept: Path) -> Counts:
     """Run what has no result on this code, or failed, and add up. ``kept`` is written after each few files."""
     code, results = code_of(suite), {result.path: result for result in read_kept(kept)}
     rest = [path for path in code if not _settled(results.get(path), code[path])]
@@ -102,8 +91,7 @@ def run_rest(suite: str, kept: Path) -> tuple[int, int, int]:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text("".join(_lines([results[path] for path in sorted(results) if path in code])))
     whole = [results[path] for path in code]
-    passed, failed, skipped = (sum(getattr(each, name) for each in whole) for name in ("passed", "failed", "skipped"))
-    return passed, failed, skipped
+    return Counts(*(sum(getattr(each, name) for each in whole) for name in Counts._fields))
 
 
 def _settled(result: FileResult | None, code: str) -> bool:

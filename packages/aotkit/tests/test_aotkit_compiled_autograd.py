@@ -14,7 +14,7 @@ import aotkit
 from aotkit_runtime_wrappers import compiled_autograd as runtime
 from aotkit_runtime_wrappers._torch_compat import backward_can_be_pasted
 
-needs_pasting = pytest.mark.skipif(not backward_can_be_pasted(), reason="refused there, see the tests of torch 2.12")
+needs_pasting = pytest.mark.skipif(not backward_can_be_pasted(), reason="refused before torch 2.13, see below")
 
 counters = torch._dynamo.utils.counters
 

@@ -20,7 +20,7 @@ from aotkit.torch_api.save_compiled import _check_helpers
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 needs_defaults = pytest.mark.skipif(
-    RELEASE < (2, 12), reason="arguments left to defaults can't be saved there, see the last test, which runs with all"
+    RELEASE < (2, 12), reason="refused before torch 2.12: arguments left to defaults; the last test runs with all"
 )
 
 MODELS = """

@@ -33,7 +33,7 @@ from aotkit_functionalize.tracing import finish_tokens
 
 pytestmark = pytest.mark.covers("F1.2", "F2.31")
 needs_other_attributes = pytest.mark.skipif(
-    not fakes_other_attributes(), reason="refused with this torch, see the last test"
+    not fakes_other_attributes(), reason="refused before torch 2.12, see the last test"
 )
 
 

@@ -22,7 +22,7 @@ from aotkit_runtime_wrappers.errors import CallingConventionError, MetadataMisma
 Check = Callable[..., int]
 pytestmark = pytest.mark.covers("F6.1")
 needs_other_attributes = pytest.mark.skipif(
-    not fakes_other_attributes(), reason="aotkit-functionalize refuses a sheet with this torch"
+    not fakes_other_attributes(), reason="before torch 2.12 aotkit-functionalize refuses a sheet"
 )
 
 
