@@ -27,6 +27,8 @@ except ImportError:  # on Windows: run one session at a time
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from tools.compat import paths_of  # noqa: E402
+from tools.lowest import lowest_requirements  # noqa: E402
 from tools.side_by_side import processors  # noqa: E402
 from tools.workspace import PACKAGES, Package, load_package, load_packages, lowest_allowed, with_siblings  # noqa: E402
 
@@ -594,6 +596,16 @@ def gpu(session: nox.Session) -> None:
     if not session.posargs:
         session.run("python", "-m", "tools.bench.triton_kernels")
         session.run("python", "-m", "tools.bench.cudagraphs")
+
+
+@session_without_pip
+def lowest(session: nox.Session) -> None:
+    """A part of the tests of packages that have libraries beside torch, with the lowest versions that they declare."""
+    share(session, "torch", "pytest")
+    pip(session, "install", "-q", *lowest_requirements(), "fakeredis")
+    pip(session, "install", "-q", "--force-reinstall", "--no-deps", *map(str, build_wheels(session, PACKAGES)))
+    for package in ("cache", "partition", "inductor-lower"):
+        pytest(session, *paths_of(package, everything=False), "-q")
 
 
 @session_without_pip

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aotkit_inductor_lower import native
+from aotkit_inductor_lower.errors import UnsupportedGraphError
 
 FILES = {
     "linux": ["libtorch_cpu.so", "libgomp-a34b3233.so.1", "libtorch_python.so", "libc10.so"],
@@ -46,3 +47,14 @@ def test_a_function_that_no_library_has_is_missing_on_windows_too(monkeypatch: p
     monkeypatch.setattr(ctypes, "CDLL", no_table_of_all_functions)
     monkeypatch.setattr(sys, "platform", "win32")
     assert native.symbol_address("no such function") == 0
+
+
+def test_an_older_llvm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of llvmlite 0.44 reads no pointers without a type, and those of 0.45 to 0.47 end the process on some
+    kernels. Another package's installation may have brought them."""
+    monkeypatch.setattr(native.llvm, "llvm_version_info", (20, 1, 8))
+    native._initialise.cache_clear()
+    with pytest.raises(UnsupportedGraphError, match=r"LLVM 20\.1\.8.*install llvmlite 0\.48 or newer"):
+        native.ensure_llvm()
+    monkeypatch.undo()
+    native.ensure_llvm()

@@ -16,10 +16,15 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import torch
 
+from .errors import UnsupportedGraphError
+
 __all__ = ["LoadedObject", "compile_for", "ensure_llvm", "host_processor", "load_object", "machine_for"]
 __all__ += ["symbol_address", "tiles_allowed"]
 
 _LOCK = threading.Lock()
+
+#: The oldest LLVM whose code generator takes every kernel: 20 ends the process on some.
+_OLDEST_LLVM = 22
 
 #: By ``sys.platform``, what torch's library of operators and the OpenMP runtimes beside it are called.
 _LIBRARIES = {
@@ -32,6 +37,11 @@ _LIBRARIES = {
 @functools.cache
 def _initialise() -> bool:
     """Set LLVM up, for other machines too, and make torch's libraries visible to generated code."""
+    if llvm.llvm_version_info[0] < _OLDEST_LLVM:
+        version = ".".join(map(str, llvm.llvm_version_info))
+        raise UnsupportedGraphError(
+            "anything to native code", f"LLVM {version} is too old", todo="install llvmlite 0.48 or newer"
+        )
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     for library in library_files(Path(torch.__file__).parent / "lib", sys.platform):
@@ -49,7 +59,11 @@ def library_files(folder: Path, platform: str) -> list[Path]:
 
 
 def ensure_llvm() -> None:
-    """Initialise LLVM once. Safe to call from any thread."""
+    """Initialise LLVM once. Safe to call from any thread.
+
+    Raises:
+        UnsupportedGraphError: the installed llvmlite is too old.
+    """
     with _LOCK:
         _initialise()
 
