@@ -142,7 +142,7 @@ def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits
 
 EAGER_COLLECTOR = """
 import gc, json, torch, nets, aotkit
-compiled = aotkit.saved.compile_to_save(nets.make(), nets.batch())
+compiled = aotkit.saved.compile_to_save(nets.Block(16), (torch.randn(6, 16),))
 aotkit.saved.save_compiled_function(compiled, "net.aotkit")
 load = aotkit.saved.load_compiled_function
 collections = []
