@@ -164,6 +164,25 @@ def test_nothing_is_collected_while_a_file_is_loaded(python: Any) -> None:
     assert before > 0 and within <= 2 < after and enabled  # what is due happens as soon as the load returns
 
 
+def test_a_module_with_a_list_of_modules_is_saved_with_every_torch(python: Any) -> None:
+    """Dynamo asks whether the list has an iterator; torch before 2.12 writes that down in another form."""
+    python("""
+    import torch, aotkit, nets
+    compiled = aotkit.saved.compile_to_save(nets.make(), nets.batch(), {"factor": 1.0})
+    aotkit.saved.save_compiled_function(compiled, "net.aotkit")
+    print("[]")
+    """)
+    same = python("""
+    import json, torch, aotkit, nets
+    loaded = aotkit.saved.load_compiled_function("net.aotkit")
+    model, eager = nets.make(), nets.make()
+    torch.testing.assert_close(loaded(model, *nets.batch(), factor=1.0), eager(*nets.batch()))
+    torch.testing.assert_close(dict(model.named_buffers()), dict(eager.named_buffers()))
+    print(len(list(model.buffers())))
+    """)
+    assert same == 3
+
+
 FUNCTION = """
 import torch
 CALLS = []

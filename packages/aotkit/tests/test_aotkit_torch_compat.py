@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import pytest
 import torch
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, LocalSource
 from torch._guards import Guard, GuardsSet
 
@@ -32,6 +36,18 @@ def test_guards_on_attributes_are_not_found_by_torch_before_2_12() -> None:
     ours = guards()
     _torch_compat.remove_guards(ours, weight)
     assert {guard.originating_source for guard in ours} == {model, sources[3]}
+
+
+def test_a_guard_on_an_attribute_that_is_asked_for_tells_it_apart_from_its_object_from_torch_2_12_on() -> None:
+    apart = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters
+    assert apart == (RELEASE >= (2, 12))
+    model = LocalSource("model")
+    told = functools.partial(GuardBuilder.HASATTR, attr="weight")
+    path: list[list[object]] = [["local", "model"]]
+    assert _torch_compat.asked_attribute(Guard(model, told), path) == (path, "weight")
+    as_before = Guard(AttrSource(model, "weight"), GuardBuilder.HASATTR)
+    assert _torch_compat.asked_attribute(as_before, [*path, ["attr", "weight"]]) == (path, "weight")
+    assert _torch_compat.asked_attribute(as_before, [*path, ["item", "weight"]]) is None
 
 
 def test_aot_compile_is_offered_from_torch_2_12_on() -> None:

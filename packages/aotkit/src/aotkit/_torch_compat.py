@@ -8,11 +8,11 @@ from typing import Any
 import torch._dynamo.config
 import torch._dynamo.package
 from torch._dynamo.source import ChainedSource
-from torch._guards import GuardsSet, Source
+from torch._guards import Guard, GuardsSet, Source
 
 from .errors import PackageError
 
-__all__ = ["offering_aot_compile", "read_guards", "remove_guards"]
+__all__ = ["asked_attribute", "offering_aot_compile", "read_guards", "remove_guards"]
 
 
 def read_guards(kept: bytes) -> Any:
@@ -31,6 +31,17 @@ def read_guards(kept: bytes) -> Any:
             f"the compiled function can't be saved: torch {torch.__version__} can't read what it wrote of an argument "
             "that was left to its default. Pass all arguments, or use torch 2.12 or newer"
         ) from error
+
+
+def asked_attribute(guard: Guard, path: list[list[Any]]) -> tuple[list[list[Any]], str] | None:
+    """Which object a guard asks for an attribute, and for which. ``path``: the steps of the guard's source.
+
+    Before torch 2.12 the last of them is the attribute itself. ``None`` where neither says it."""
+    given = getattr(guard.create_fn, "keywords", None) or {}
+    if "attr" in given:
+        return path, given["attr"]
+    kind, attribute = path[-1]
+    return (path[:-1], attribute) if kind == "attr" else None
 
 
 def offering_aot_compile() -> AbstractContextManager[Any]:

@@ -50,6 +50,9 @@ def guard_rows(guards: Any, scope: Mapping[str, Any], inputs: frozenset[str]) ->
         path = path_of(name)
         if kind == "TENSOR_MATCH" and name in inputs:
             continue
+        if kind == "HASATTR":
+            yield _of_attribute(guard, path, scope)
+            continue
         value = _value_at(path, scope, guard)
         if not (isinstance(value, torch.Tensor) and kind == "TYPE_MATCH"):
             yield from _rows(kind, guard, path, value)
@@ -69,12 +72,6 @@ def _rows(kind: str, guard: Any, path: list[list[Any]], value: Any) -> Iterator[
         yield path, "contains", (_argument(guard, "key"), kind == "DICT_CONTAINS")
     elif kind == "NOT_PRESENT_IN_GENERIC_DICT":
         yield path, "contains", (_argument(guard, "attr"), False)
-    elif kind == "HASATTR":
-        attribute = _argument(guard, "attr")
-        # The guard's own text says it; where it has none, what was kept of the value to check guards.
-        said = [code for code in guard.code_list or () if "hasattr(" in code]
-        has = not said[0].lstrip().startswith("not ") if said else hasattr(value, attribute)
-        yield path, "hasattr", (attribute, has)
     elif kind == "EMPTY_NN_MODULE_HOOKS_DICT":
         yield path, "empty", None
     elif kind in IDENTITIES:
@@ -86,6 +83,20 @@ def _rows(kind: str, guard: Any, path: list[list[Any]], value: Any) -> Iterator[
         yield path, "same", path_of(other.name() if callable(other.name) else other.name)
     else:
         raise UnknownGuard(f"{kind} on {guard.name}")
+
+
+def _of_attribute(guard: Any, path: list[list[Any]], scope: Mapping[str, Any]) -> GuardRow:
+    from .._torch_compat import asked_attribute  # which brings Dynamo
+
+    asked = asked_attribute(guard, path)
+    if asked is None:
+        raise UnknownGuard(f"HASATTR on {guard.name}")
+    path, attribute = asked
+    value = _value_at(path, scope, guard)
+    # The guard's own text says it; where it has none, what was kept of the value to check guards.
+    said = [code for code in guard.code_list or () if "hasattr(" in code]
+    has = not said[0].lstrip().startswith("not ") if said else hasattr(value, attribute)
+    return path, "hasattr", (attribute, has)
 
 
 def _argument(guard: Any, name: str) -> Any:
