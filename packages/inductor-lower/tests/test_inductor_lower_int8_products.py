@@ -84,6 +84,21 @@ def test_sums_are_exact_and_scaled_in_the_kernel(rows: int, written: list[FewRow
 
 
 @needs_bytes
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("cpu", ["znver4", "x86-64-v4"])
+def test_columns_in_order_or_several_at_once(cpu: str, rows: int, written: list[FewRowsOfBytes]) -> None:
+    """As processors prefetch them: both give what the definition does."""
+    program = parse_program(TEXT.replace("int8[3", f"int8[{rows}").replace("i < 3", f"i < {rows}"))
+    program = parse_program(print_program(program).replace("int32[3", f"int32[{rows}"))
+    scheduled, _ = schedule_program(program, LowerOptions(contractions="generated"))
+    machine = replace(host_machine(), cpu=cpu)
+    x, w = some_bytes(rows, 40), some_bytes(70, 40)
+    (got,) = bind_program(generate(scheduled, machine), redzones=True)([x, w])
+    assert torch.equal(got, x.int() @ w.int().t())
+    assert (written[-1].group == 1) == (cpu == "znver4" and rows <= 2)
+
+
+@needs_bytes
 def test_the_left_bytes_may_be_far_apart(written: list[FewRowsOfBytes]) -> None:
     x, w = some_bytes(100, 3), some_bytes(40, 100)
     equals_eager(lambda x, w: torch._int_mm(x.t(), w.t()), x, w)

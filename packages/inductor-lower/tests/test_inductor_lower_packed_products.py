@@ -3,6 +3,7 @@ registers; left to ATen or refused where they are something else."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,11 +21,13 @@ from aotkit_inductor_lower.lowering.packed_products import panel_columns
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu import ways as ways_module
+from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 needs_panels = pytest.mark.skipif(not panel_columns(), reason="ATen packs in no layout that kernels read")
+needs_pairs = pytest.mark.skipif(not multiplies_pairs(host_machine()), reason="no instructions for pairs of bfloat16")
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]
 
@@ -34,12 +37,15 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsInPanels]:
     """What is written panel by panel while a test runs."""
     found: list[FewRowsInPanels] = []
 
-    class Noted(FewRowsInPanels):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)  # type: ignore[arg-type]
-            found.append(self)
+    def noted(kind: type[FewRowsInPanels]) -> Callable[..., FewRowsInPanels]:
+        def write(*args: object) -> FewRowsInPanels:
+            found.append(kind(*args))  # type: ignore[arg-type]
+            return found[-1]
 
-    monkeypatch.setattr(ways_module, "FewRowsInPanels", Noted)
+        return write
+
+    monkeypatch.setattr(ways_module, "FewRowsInPanels", noted(FewRowsInPanels))
+    monkeypatch.setattr(ways_module, "FewRowsInPairs", noted(FewRowsInPairs))
     return found
 
 
@@ -101,6 +107,43 @@ def test_weights_of_four_bits(rows: int, dtype: torch.dtype, panels: list[FewRow
         assert not made.report().externs and made.report().kernel_count == 1
         check_near(run(made, *args), int4(args[0], args[1], group, args[2]), args[0].double() @ weight.t())
     assert len(panels) == 4
+
+
+def _of_activated(group: int, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return int4(F.silu(x), packed, group, scales)
+
+
+@needs_panels
+@needs_pairs
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_bfloat16_is_multiplied_in_pairs_of_steps(rows: int, panels: list[FewRowsInPanels]) -> None:
+    """Also what comes out of a kernel, and of every group size; float16 and float32 one step at a time."""
+    for group in (32, 64, 128, 256):
+        (x, packed, scales), weight = operands(rows, 128, 512, group, torch.bfloat16)
+        f = functools.partial(_of_activated, group)
+        made = compiled(f, x, packed, scales)
+        assert isinstance(panels[-1], FewRowsInPairs)
+        check_near(run(made, x, packed, scales), f(x, packed, scales), F.silu(x).double() @ weight.t())
+    for dtype in (torch.float16, torch.float32):
+        compiled(of_group(64), *operands(rows, 64, 128, 64, dtype)[0])
+        assert not isinstance(panels[-1], FewRowsInPairs)
+
+
+@needs_panels
+@needs_pairs
+@pytest.mark.parametrize("tiny", [1e-39, 2.0**-126, 2.0**-110, 2.0**-101])
+def test_tiny_numbers_are_not_taken_for_zero(tiny: float, panels: list[FewRowsInPanels]) -> None:
+    """As instructions for pairs of bfloat16 do with numbers and sums below 2**-126: here sums are all that is left."""
+    (x, packed, scales), _ = operands(2, 64, 128, 64, torch.bfloat16)
+    x[:] = torch.tensor([tiny * 1.5, -tiny]).repeat(64)
+    scales[:] = torch.tensor([2.0**100, 0.0])
+    numbers = torch.full((64, 128), 9)
+    packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
+    made = compiled(of_group(64), x, packed, scales)
+    assert isinstance(panels[-1], FewRowsInPairs)
+    true = x.double().sum(1, keepdim=True).expand(2, 64) * 2.0**100
+    assert true.abs().min() > 0
+    check_near(run(made, x, packed, scales), int4(x, packed, 64, scales), true)
 
 
 @needs_panels

@@ -23,6 +23,7 @@ from .render.attention_backward import AttentionBackward
 from .render.attention_forward import AttentionForward
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
+from .render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs, pairs_of
 from .render.few_rows_in_panels import FewRowsInPanels, panels_of
 from .render.few_rows_of_bytes import FewRowsOfBytes
 from .render.kernel import emit_kernel
@@ -55,6 +56,14 @@ def _of_bytes(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]
     if not isinstance(form, FewRowsSite) or form.reduce.dtype is not DType.I32:
         return None
     return FewRowsOfBytes(kernel, form, target, known).emit
+
+
+def _in_pairs(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    panels = panels_of(kernel, form) if isinstance(form, FewRowsSite) and multiplies_pairs(target) else None
+    if panels is None or not isinstance(form, FewRowsSite):
+        return None
+    byte = pairs_of(kernel, form, panels)
+    return None if byte is None else FewRowsInPairs(kernel, form, target, known, panels, byte).emit
 
 
 def _in_panels(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
@@ -94,6 +103,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "product in tile registers": (has_tiles, _tiles),
         "product": (_multiplies_and_adds, _product),
         "few rows of bytes": (multiplies_bytes, _of_bytes),
+        "few rows in pairs": (multiplies_pairs, _in_pairs),
         "few rows in panels": (_multiplies_and_adds, _in_panels),
         "few rows along columns": (_multiplies_and_adds, _along_columns),
         "few rows along sums": (_multiplies_and_adds, _along_sums),

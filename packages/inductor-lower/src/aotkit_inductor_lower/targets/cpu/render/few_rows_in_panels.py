@@ -154,18 +154,21 @@ class FewRowsInPanels(FewRowsEmitter):
             start = self.left_offset(row, imm(0))
 
             def add(k: Ssa, sums: list[Ssa]) -> list[Ssa]:
-                value = self.load(copied, em.add(start, k))
+                place = em.add(start, k)
+                value = self.load(copied, place)
                 added = value, self.ops.intrinsic("fabs", value)
-                return [self.ops.op("fadd", total, more) for total, more in zip(sums, added, strict=True)]
+                totals = [self.ops.op("fadd", total, more) for total, more in zip(sums, added, strict=False)]
+                return [*totals, *self.watch(value, place, sums[2:])]
 
-            found = em.loop(imm(0), self.padded(), self.across, carried([self.zero()] * 2), add, "sum")
-            total, largest = map(self._across, found)
+            first = [self.zero(), self.zero(), *self.nothing_seen()]
+            found = em.loop(imm(0), self.padded(), self.across, carried(first), add, "sum")
+            total, largest = map(self._across, found[:2])
             place = em.element("float", self.group_sums, em.add(em.mul(row, groups), at))
             em.effect(f"store {total.typed}, ptr {place.text}")
             before = em.here("float", f"load float, ptr {self.checked.text}")
             most = em.here("float", f"fmul {largest.typed}, {LARGEST}")
             none = em.here("float", f"fmul {most.typed}, 0.0")
-            after = em.here("float", f"fadd {before.typed}, {none.text}")
+            after = self.spoiled(em.here("float", f"fadd {before.typed}, {none.text}"), found[2:])
             em.effect(f"store {after.typed}, ptr {self.checked.text}")
             return []
 
@@ -173,6 +176,18 @@ class FewRowsInPanels(FewRowsEmitter):
             return em.loop(imm(0), groups, 1, [], functools.partial(of_group, row), "group")
 
         return em.loop(imm(0), imm(self.count), 1, [], of_row, "row")
+
+    def nothing_seen(self) -> list[Ssa]:
+        """What :meth:`watch` begins with."""
+        return []
+
+    def watch(self, value: Ssa, place: Ssa, seen: list[Ssa]) -> list[Ssa]:
+        """Looks at a vector of the left factor whose copy lies at ``place``."""
+        return seen
+
+    def spoiled(self, checked: Ssa, seen: list[Ssa]) -> Ssa:
+        """``checked``, or nan if what was seen must not be multiplied with numbers of few bits."""
+        return checked
 
     def _across(self, total: Ssa) -> Ssa:
         """All lanes, added up in pairs."""
@@ -207,14 +222,10 @@ class FewRowsInPanels(FewRowsEmitter):
     def _sum_group(self, vector: Vector, *, factored: bool) -> None:
         """One group of some columns, in each part of the panel."""
         each = list(itertools.product(range(self.count), range(self.count_of_parts), range(vector.interleave)))
-        size = self.ctx.scalar(self.site.inner[-1].extent)
-        extent = self.site.inner[-1].extent.constant
-        steps = STEPS if extent is not None and extent % STEPS == 0 else 1
-        body = functools.partial(self._add_steps, vector, each, factored, steps)
-        sums = self.em.loop(imm(0), size, steps, carried([self.zero()] * len(each)), body, "k")
+        sums = self.group_products(vector, each, factored=factored)
         for part in range(self.count_of_parts):
             if factored:
-                self._enter_part(vector, part, imm(0))
+                self.enter_part(vector, part, imm(0))
                 emit_body(self.ctx, self.made_by(self.panels.scale, self.panels.zero))
                 self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
             for position, (row, here, copy) in enumerate(each):
@@ -222,7 +233,15 @@ class FewRowsInPanels(FewRowsEmitter):
                     self._add_group(vector, (row, part, copy), sums[position], factored=factored)
         self.leave()
 
-    def _enter_part(self, vector: Vector, part: int, k: Ssa) -> None:
+    def group_products(self, vector: Vector, each: Sequence[tuple[int, int, int]], *, factored: bool) -> list[Ssa]:
+        """Sums over a group, for ``each`` row, part and vector: of the numbers of few bits, or of weights."""
+        size, extent = self.ctx.scalar(self.site.inner[-1].extent), self.site.inner[-1].extent.constant
+        steps = STEPS if extent is not None and extent % STEPS == 0 else 1
+        body = functools.partial(self._add_steps, vector, each, factored, steps)
+        return self.em.loop(imm(0), size, steps, carried([self.zero()] * len(each)), body, "k")
+
+    def enter_part(self, vector: Vector, part: int, k: Ssa) -> None:
+        """A place in one part of the panel."""
         self.ctx.symbols[Symbol(self.panels.parts.symbol)] = imm(part)
         self.enter(None, vector, k)
 
@@ -234,7 +253,7 @@ class FewRowsInPanels(FewRowsEmitter):
             at = self.em.add(k, imm(step))
             found: dict[tuple[int, int], Ssa] = {}
             for part in range(self.count_of_parts):
-                self._enter_part(vector, part, at)
+                self.enter_part(vector, part, at)
                 for copy, value in enumerate(self._numbers(vector) if factored else self._weights(vector)):
                     found[part, copy] = value
                 if part == 0 and step * self.width % LINE == 0:

@@ -8,6 +8,10 @@ Note [Products of bytes]
 
     The last sum is the same for all rows. It is computed with the others, of bytes that are in a register anyway, so
     no sums of weights are kept, or read. Whole numbers have no order: results are those of eager.
+
+    On AMD's processors columns are read one after the other: of four at once, 8 KiB ahead of which memory is asked for,
+    the processor's own prefetching sees no order, and one row takes 1.4 times as long (1024 numbers summed, 2816
+    columns, Zen 4).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
 from ....symbolic import to_expr
+from ..choose_few_rows import AMD
 from ..machine import Machine
 from ..products import bytes_of
 from .body import emit_body
@@ -31,6 +36,8 @@ __all__ = ["FewRowsOfBytes"]
 BYTES = 64  # of a vector
 STRIP = 64
 AHEAD = 1 << 13  # bytes
+AHEAD_IN_ORDER = 1 << 10  # where columns are read one after the other
+MOST_IN_ORDER = 2  # rows
 DOT = "llvm.x86.avx512.vpdpbusd.512"
 
 
@@ -45,7 +52,9 @@ class FewRowsOfBytes(FewRowsEmitter):
         assert found is not None
         self.left_byte, self.right_byte = found
         self.left, self.right = (self.left_byte,), (self.right_byte,)
-        self.group = max(1, min(4, 3 * self.registers // 4 // (self.count + 1)))
+        in_order = target.cpu in AMD and self.count <= MOST_IN_ORDER
+        self.group = 1 if in_order else max(1, min(4, 3 * self.registers // 4 // (self.count + 1)))
+        self.ahead = AHEAD_IN_ORDER if in_order else AHEAD
         self.bytes_type = vector_type("i8", BYTES)
 
     def loads_left(self) -> bool:
@@ -140,7 +149,7 @@ class FewRowsOfBytes(FewRowsEmitter):
 
     def _ask_ahead(self, vector: Vector, k: Ssa) -> None:
         self.enter(None, vector, k)
-        self.prefetch(to_expr(AHEAD), 1, 2)
+        self.prefetch(to_expr(self.ahead), 1, 2)
         self.leave()
 
     def _dot(self, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
