@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +16,16 @@ from aotkit_runtime_wrappers import (
     WrapperError,
     WrapperOptions,
     WrapperPlan,
+    build,
     make_boxed,
+    overlap,
     prepare_inputs,
 )
-from aotkit_runtime_wrappers.operations.checks import CheckPlace
+from aotkit_runtime_wrappers.contract import InputKind, MutationKind, TensorMeta
+from aotkit_runtime_wrappers.operations.checks import CheckAliases, CheckPlace
+from aotkit_runtime_wrappers.overlap import AliasCheck, refuse_new_aliases
 from aotkit_runtime_wrappers.refinements import checks_aliases
+from aotkit_runtime_wrappers.source import Source
 from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 
@@ -245,3 +251,53 @@ def test_a_storage_whose_size_no_argument_tells_is_refused():
     fakes = [mode.from_tensor(t, static_shapes=False) for t in (first, first.detach())]
     with pytest.raises(WrapperError, match=r"the sizes \['s\d+'\] .* cannot be read from any argument"):
         plan_synthetic_bases(prepare_inputs([first, first.detach()]), fakes, [(0, 1)])
+
+
+def test_tensors_that_lie_where_they_lay_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have moved are, and so are all after a refusal."""
+    compared: list[int] = []
+
+    def noted(mutated, others, among, *names):
+        compared.append(len(mutated))
+        refuse_new_aliases(mutated, others, among, *names)
+
+    monkeypatch.setattr(overlap, "refuse_new_aliases", noted)
+    check, memory = AliasCheck(), torch.zeros(12)
+    a, b, c = memory[:4], memory[4:8], memory[6:10]
+    for _ in range(3):
+        check((a,), (b,), True, "in0", "in1")
+    assert len(compared) == 1
+    for _ in range(2):
+        with pytest.raises(AliasingChangedError, match=r"input in0 is mutated .* shares memory with input in1"):
+            check((b,), (c,), True, "in0", "in1")
+    check((a,), (b,), True, "in0", "in1")
+    assert len(compared) == 3
+    check((a,), (torch.zeros(4),), True, "in0", "in1")
+    assert len(compared) == 4
+
+
+def test_tensors_without_memory_are_compared_in_every_call() -> None:
+    """All have the same address."""
+    check, memory, other = AliasCheck(), torch.zeros(4, device="meta"), torch.zeros(4, device="meta")
+    for _ in range(2):
+        check((memory,), (other,), True, "in0", "in1")
+    with pytest.raises(AliasingChangedError):
+        check((memory,), (memory[1:],), True, "in0", "in1")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_addresses_are_enough_where_sizes_are_known(dynamic: bool) -> None:
+    meta = TensorMeta("float32", "cpu", ("s0" if dynamic else 3, 2), (2, 1), 0, False)
+    names = ("in0", "in1")
+    contract = SimpleNamespace(
+        inputs=[
+            SimpleNamespace(index=k, kind=InputKind.TENSOR, mutation=mutation, meta=meta, is_static=False)
+            for k, mutation in enumerate((MutationKind.DATA, MutationKind.NONE))
+        ],
+        backward_writes=(),
+    )
+    (check,) = build._alias_checks(contract, names)
+    assert check == CheckAliases(("in0",), ("in1",), fixed=not dynamic)
+    source = Source()
+    check.emit(source, 1)
+    assert bool(source.constants) is not dynamic

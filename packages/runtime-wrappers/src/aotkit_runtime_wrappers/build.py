@@ -148,11 +148,12 @@ def _alias_checks(metadata: CallContract, names: Sequence[Value]) -> list[Operat
     others = tuple(names[i.index] for i in tensors if names[i.index] not in moving)
     static = tuple(names[i.index] for i in tensors if i.index in written and i.is_static)
     fresh = tuple(names[i.index] for i in tensors if i.index not in written and not i.is_static)
+    fixed = all(i.meta and all(type(n) is int for n in (*i.meta.sizes, *i.meta.strides)) for i in tensors)
     checks: list[Operation] = []
     if moving and (others or len(moving) > 1):
-        checks.append(CheckAliases(moving, others, among=True))
+        checks.append(CheckAliases(moving, others, among=True, fixed=fixed))
     if static and fresh:
-        checks.append(CheckAliases(static, fresh, among=False))
+        checks.append(CheckAliases(static, fresh, among=False, fixed=fixed))
     return checks
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .errors import AliasingChangedError
 
-__all__ = ["byte_range", "refuse_new_aliases", "refuse_place", "storage_id", "tensors_overlap"]
+__all__ = ["AliasCheck", "byte_range", "refuse_new_aliases", "refuse_place", "storage_id", "tensors_overlap"]
 
 _EXACT_LIMIT = 1 << 22  # elements that the exact comparison of interleaved tensors may enumerate
 
@@ -82,6 +82,30 @@ def refuse_new_aliases(
     if not (among and len(storages) < len(mutated)) and storages.isdisjoint(map(Tensor.untyped_storage, large)):
         return
     _compare_in_detail(mutated, others, among, mutated_names.split(), other_names.split())
+
+
+class AliasCheck:
+    """:func:`refuse_new_aliases` for tensors whose sizes and strides are the same in all calls: where all of them lie
+    where they lay in the last call that passed, they share no more memory than they did.
+
+    A step of a language model has hundreds of weights and caches, and comparing addresses takes a tenth of the time of
+    comparing storages. Safe under threads: what is kept is replaced as a whole.
+    """
+
+    __slots__ = ("_passed",)
+
+    def __init__(self) -> None:
+        self._passed: tuple[int, ...] = ()
+
+    def __call__(
+        self, mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: str, other_names: str
+    ) -> None:
+        """Raises what :func:`refuse_new_aliases` raises."""
+        addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
+        if addresses != self._passed:
+            refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+            if 0 not in addresses:  # of tensors without elements, and of fake ones, which have no memory
+                self._passed = addresses
 
 
 def _compare_in_detail(

@@ -33,6 +33,12 @@ class Source:
         self.constants[name] = value
         return name
 
+    def own(self, name: str, value: Any) -> str:
+        """Name of a constant that no other place shares, since it remembers something."""
+        name = f"{name}{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
     @property
     def text(self) -> str:
         """The source so far."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..checks import check_value
 from ..contract import Dim, TensorMeta
 from ..dims import evaluate_all, render_tuple
-from ..overlap import refuse_new_aliases, refuse_place
+from ..overlap import AliasCheck, refuse_new_aliases, refuse_place
 from ..runtime import check_strides, wrong_duplicate
 from ..source import Source, tuple_text
 from .operation import Operation, Value, Values
@@ -75,7 +75,8 @@ class CheckPlace(Operation):
 
 @dataclass(frozen=True, slots=True)
 class CheckAliases(Operation):
-    """No tensor of ``mutated`` may share memory with one of ``others``, nor, if ``among``, with another of its own."""
+    """No tensor of ``mutated`` may share memory with one of ``others``, nor, if ``among``, with another of its own.
+    ``fixed``: their sizes and strides are the same in all calls."""
 
     functions: ClassVar = {"_refuse_new_aliases": refuse_new_aliases}
     checks_memory: ClassVar = True
@@ -83,6 +84,7 @@ class CheckAliases(Operation):
     mutated: tuple[Value, ...]
     others: tuple[Value, ...]
     among: bool = True
+    fixed: bool = False
 
     @property
     def reads(self) -> tuple[Value, ...]:
@@ -92,7 +94,8 @@ class CheckAliases(Operation):
     def emit(self, source: Source, indent: int) -> None:
         """One call."""
         names = f'{self.among}, "{" ".join(self.mutated)}", "{" ".join(self.others)}"'
-        source.add(f"_refuse_new_aliases({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names})", indent)
+        check = source.own("_refuse_new_aliases", AliasCheck()) if self.fixed else "_refuse_new_aliases"
+        source.add(f"{check}({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names})", indent)
 
     def run(self, values: Values) -> None:
         """Look."""
