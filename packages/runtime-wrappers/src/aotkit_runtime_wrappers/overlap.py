@@ -12,6 +12,7 @@ from .errors import AliasingChangedError
 
 __all__ = ["AliasCheck", "byte_range", "refuse_new_aliases", "refuse_place", "storage_id", "tensors_overlap"]
 
+_REAL = (Tensor, torch.nn.Parameter)
 _EXACT_LIMIT = 1 << 22  # elements that the exact comparison of interleaved tensors may enumerate
 
 
@@ -101,10 +102,13 @@ class AliasCheck:
         self, mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: str, other_names: str
     ) -> None:
         """Raises what :func:`refuse_new_aliases` raises."""
+        if type(mutated[0]) not in _REAL:  # fake ones, in a call of torch's own tracers
+            refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+            return
         addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
         if addresses != self._passed:
             refuse_new_aliases(mutated, others, among, mutated_names, other_names)
-            if 0 not in addresses:  # of tensors without elements, and of fake ones, which have no memory
+            if 0 not in addresses:  # of tensors without elements, or without memory
                 self._passed = addresses
 
 
