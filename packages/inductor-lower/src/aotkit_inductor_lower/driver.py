@@ -232,8 +232,8 @@ def prepare_joint_graph(
     if has_inner_mutation(gm) or not known:
         return gm
     ctx = PassContext.of(options, observer, target_for(gm, options))
-    forms, passes = ctx.target.capabilities.contraction_forms, JOINT_PASSES
-    if where_faster and not channels_last.gains_in_training(gm.graph, forms):
+    passes = JOINT_PASSES
+    if where_faster and not channels_last.gains_in_training(gm.graph, ctx.target.capabilities):
         passes = tuple(each for each in passes if each is not channels_last.JOINT_PASS)
     graph = run_passes(passes, copy_graph(gm), ctx, _GRAPH_LEVEL)
     return lazy_graph_module(gm, graph) if ctx.fuel.used else gm

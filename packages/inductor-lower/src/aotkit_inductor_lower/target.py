@@ -42,9 +42,10 @@ class Capabilities:
     ``wide_statistics``: batch norms sum as wide as eager's kernels on the CPU. ``careful_variance``: so do variances
     and the other norms. ``channels_last``: convolutions are faster with the channels of an image together.
     ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``one_pass_rows``: rows that are not held
-    are read once for a sum and the squares around its mean, or a maximum and the sum below it. ``contraction_forms``:
-    what products of matrices become besides ATen's call. ``tiles_products``: they are written in tiles, as long as
-    nothing else is summed beside them.
+    are read once for a sum and the squares around its mean, or a maximum and the sum below it.
+    ``narrow_convolutions``: the processor multiplies bfloat16, so that the layouts around ATen's convolutions of it
+    count. ``contraction_forms``: what products of matrices become besides ATen's call. ``tiles_products``: they are
+    written in tiles, as long as nothing else is summed beside them.
     """
 
     device: str
@@ -57,6 +58,7 @@ class Capabilities:
     channels_last: bool
     accumulates_rows: bool
     one_pass_rows: bool
+    narrow_convolutions: bool = False
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
     tiles_products: bool = False

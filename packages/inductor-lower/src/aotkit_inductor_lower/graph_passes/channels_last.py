@@ -3,8 +3,8 @@
 Before ``convolution(x, w)`` of contiguous tensors. After ``convolution(clone(x, channels_last), clone(w,
 channels_last))``; elementwise ops, norms and pooling follow the layout of what they read, and what leaves the graph, or
 goes into an op that might look at strides, gets the layout that it had. oneDNN otherwise reorders around each
-convolution, and kernels of ours need it. Requires images of float32 on the CPU (in bfloat16 gradients of a ResNet were
-nan in this layout, for a reason that is not known yet), and that few images need a copy (``_MOST_COPIED``).
+convolution, and kernels of ours need it. Requires images of float32 or bfloat16 on the CPU, and that few images need a
+copy (``_MOST_COPIED``).
 
 A joint graph of a forward and a backward is laid out before it is split, so that both agree about what is saved: a
 gradient of a convolution is another that reads and writes images with their channels together. Weights are reordered
@@ -28,7 +28,7 @@ from torch.fx import Graph, Node, map_arg
 
 from ..ops.aten import is_view
 from ..passes import Pass, PassContext
-from ..target import on_host
+from ..target import Capabilities, on_host
 from .node_facts import before_writes, escaping_nodes
 from .rewriting import rewriting
 
@@ -41,6 +41,7 @@ _NORM = aten._native_batch_norm_legit_no_training.default
 _MOST_COPIED = 0.25  # copied bytes of images, as a share of what the convolutions read and write
 _OWN_PART = 0.2  # of the images, see :func:`gains_in_training`
 _FEW_TAPS, _CHANNELS = 9, 64
+_TYPES = torch.float32, torch.bfloat16
 _NAMES = """
     native_batch_norm _native_batch_norm_legit max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax cat
     permute transpose unsqueeze squeeze slice select expand clone copy_ upsample_nearest2d upsample_bilinear2d
@@ -72,23 +73,26 @@ def has_convolutions(graph: Graph) -> bool:
     return bool(graph.find_nodes(op="call_function", target=_CONVOLUTION))
 
 
-def gains_in_training(graph: Graph, forms: Sequence[str]) -> bool:
+def gains_in_training(graph: Graph, target: Capabilities) -> bool:
     """Whether a joint graph of a forward and a backward is faster with channels together: where those convolutions that
-    have a better kernel only in that layout read and write a large part of all images. ``forms``: the target's, for
-    products. (Measured by `python -m tools.bench --modes train --models mobilenet unet resnet` with and without
-    `AOTKIT_DISABLE=channels-last`: MobileNetV2 and a U-Net gain a fifth, a ResNet of few channels nothing.)"""
+    have a better kernel only in that layout read and write a large part of all images. (Measured by `python -m
+    tools.bench --modes train --models mobilenet unet resnet` with and without `AOTKIT_DISABLE=channels-last`: in
+    float32 MobileNetV2 and a U-Net gain a fifth, a ResNet of few channels nothing; with `--precision autocast` all
+    three gain 40 to 60 % on a processor with AMX, 20 to 40 % on one that has only AVX-512's bfloat16.)"""
     own = every = 0
     for node in graph.find_nodes(op="call_function", target=_CONVOLUTION):
         if _suits(node):
             size = sum(map(_numel, _images(node)))
             every += size
-            own += size if _has_kernel(node, forms) else 0
+            own += size if _has_kernel(node, target) else 0
     return own > _OWN_PART * every
 
 
-def _has_kernel(node: Node, forms: Sequence[str]) -> bool:
+def _has_kernel(node: Node, target: Capabilities) -> bool:
     results, of_group, *taps = (_known(size) for size in _value(node.args[1]).shape)
-    groups, tiled = node.args[8], any(form.startswith("amx") for form in forms)
+    groups, tiled = node.args[8], any(form.startswith("amx") for form in target.contraction_forms)
+    if _value(node).dtype is torch.bfloat16:  # oneDNN's own
+        return target.narrow_convolutions
     if groups != 1:
         return of_group == 1 and taps[0] * taps[1] <= _FEW_TAPS
     return tiled and results >= _CHANNELS and of_group >= _CHANNELS and taps[0] * taps[1] > 1
@@ -115,7 +119,7 @@ def _suits(node: Node) -> bool:
     """
     first = _first_tensor(node)
     values: list[Any] = [arg.meta.get("val") for arg in node.args[: first + 2] if isinstance(arg, Node)]
-    if not all(isinstance(v, torch.Tensor) and v.dim() == 4 and v.dtype is torch.float32 for v in values):
+    if not all(isinstance(v, torch.Tensor) and v.dim() == 4 and v.dtype in _TYPES for v in values):
         return False
     image, transposed, groups = values[first], *(node.args[first + place] for place in (6, 8))
     values = values[first:]
@@ -199,7 +203,7 @@ class _Plan:
 
     def _note(self, node: Node, new: Any) -> None:
         if _strides(new) != _strides(node.meta.get("val")):
-            self.values[node] = new
+            self.values[node] = _with_strides_of(node.meta["val"], new)
 
     def _own_memory(self, returned: list[Node]) -> bool:
         """Whether no two outputs share the memory of one of these: a copy for each would part them."""
@@ -266,6 +270,14 @@ def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
 def _is_image(value: Any) -> bool:
     """Whether it has four dimensions. (One whose layout changed has its channels together.)"""
     return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
+def _with_strides_of(old: Any, new: Any) -> Any:
+    """What was there, laid out anew. Types stay: ATen's fake kernel of a batch norm says that statistics of bfloat16
+    images are bfloat16, while its real one writes float32."""
+    if isinstance(old, torch.Tensor):
+        return _laid_out(old, new.stride()) if old.stride() != new.stride() else old
+    return tuple(map(_with_strides_of, old, new)) if isinstance(old, list | tuple) else old
 
 
 def _laid_out(value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:

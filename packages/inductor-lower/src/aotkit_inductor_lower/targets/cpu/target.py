@@ -115,4 +115,10 @@ def cpu_target(processor: str = "host") -> CpuTarget:
     machine = processor_machine(processor)
     tiles = tuple(form.name for form in FORMS.values()) if machine.has("amx-bf16") else ()
     forms = ("fma", *tiles) if machine.has("fma") else ()
-    return CpuTarget(machine, host_machine().cpu, replace(HOST, contraction_forms=forms, tiles_products=bool(forms)))
+    capabilities = replace(
+        HOST,
+        narrow_convolutions=machine.has("avx512bf16") or machine.has("amx-bf16"),
+        contraction_forms=forms,
+        tiles_products=bool(forms),
+    )
+    return CpuTarget(machine, host_machine().cpu, capabilities)
