@@ -311,3 +311,13 @@ def test_a_graph_in_pieces_has_no_loops_as_a_whole():
     graph = make_fx(f, tracing_mode="real")(torch.ones(3))
     with pytest.raises(aotkit_inductor_lower.errors.UnsupportedGraphError, match=r"in pieces.*cond"):
         schedule_graph(graph)
+
+
+def test_a_result_of_another_type_than_the_graph_promises_is_refused() -> None:
+    """Whoever reads it is compiled for the promised type: float32 would be read where bfloat16 was written."""
+    graph = make_fx(lambda x: torch.ops.aten.var_mean.correction(x, [0]), tracing_mode="fake")(torch.ones(4, 3))
+    (both,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction)
+    both.meta["val"] = tuple(value.to(torch.bfloat16) for value in both.meta["val"])  # a pass that is wrong
+    message = "returns it as float32, and it is computed as bfloat16"
+    with pytest.raises(aotkit_inductor_lower.errors.UnsupportedGraphError, match=message):
+        compile_graph(graph)

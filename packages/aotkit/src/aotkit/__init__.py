@@ -25,6 +25,7 @@ refuse_subinterpreters()
 if TYPE_CHECKING:
     from aotkit_aot_trace.export import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
+    from .attention import flex_attention
     from .backend import make_backend
     from .cli.cache import load_cache, save_cache
     from .driver.boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
@@ -88,6 +89,7 @@ __all__ = [
     "discard_parameters",
     "explain",
     "find_culprit",
+    "flex_attention",
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "list_mode_options",
@@ -126,6 +128,7 @@ _HOMES = {
             "aot_module",
             "aot_module_simplified",
         ),
+        ".attention": ("flex_attention",),
         ".backend": ("make_backend",),
         ".driver.boxed": (
             "get_aot_graph_name",

@@ -22,7 +22,7 @@ from .driver.ranks import RankCheck
 from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
-from .frontend.inputs import attribute_tensors, has_lists, unsupported_input
+from .frontend.inputs import attribute_tensors, calls_flex_attention, has_lists, unsupported_input
 from .frontend.saving import is_saved_by_torch
 from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
@@ -96,8 +96,9 @@ def compile_graph_module(
     if not options.capture:
         return gm
     if is_saved_by_torch(gm):
-        return _compile_to_save(gm, example_inputs, options, recorder, passes)
+        return _compile_to_save(_written_out(gm), example_inputs, options, recorder, passes)
     try:
+        gm = _written_out(gm)
         if has_lists(example_inputs):
             return _compile_with_lists(gm, example_inputs, options, recorder, passes)
         return _compile_plain(gm, example_inputs, options, recorder, passes)
@@ -105,6 +106,14 @@ def compile_graph_module(
         if not is_bug(error):
             raise
         return run_in_spite_of(error, gm, options, recorder)
+
+
+def _written_out(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    if not calls_flex_attention(gm):
+        return gm
+    from .frontend.written_out import write_out_flex_attention
+
+    return write_out_flex_attention(gm)
 
 
 def _compile_plain(

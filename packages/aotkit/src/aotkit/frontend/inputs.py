@@ -19,8 +19,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["attribute_tensors", "fake_inputs", "has_float_symbols", "has_lists", "lift_attributes", "symbolic_twins"]
-__all__ += ["unsupported_input"]
+__all__ = ["attribute_tensors", "calls_flex_attention", "fake_inputs", "has_float_symbols", "has_lists"]
+__all__ += ["lift_attributes", "symbolic_twins", "unsupported_input"]
+
+
+def calls_flex_attention(gm: torch.fx.GraphModule) -> bool:
+    """Whether ``gm``, or a graph in it, calls that higher-order operator."""
+    graphs = (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
+    operators = (node.target for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return any(isinstance(o, torch._ops.HigherOrderOperator) and o.name() == "flex_attention" for o in operators)
 
 
 def fake_inputs(

@@ -30,6 +30,7 @@ _FILLS: dict[object, Callable[[Node], object]] = {
     aten.ones.default: lambda node: 1,
     aten.ones_like.default: lambda node: 1,
     aten.scalar_tensor.default: lambda node: node.args[0],
+    aten._to_copy.default: lambda node: node.args[0],  # of a number, as `vmap` leaves them
 }
 _SPREADING = frozenset(
     (aten.expand.default, aten.view.default, aten.clone.default, aten.permute.default, aten.unsqueeze.default)

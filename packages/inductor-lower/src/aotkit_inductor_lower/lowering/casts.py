@@ -10,6 +10,7 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import BufferKind, DType
 from .access import Value, ViewBuilder
+from .constants import fill
 from .context import LoweringContext
 from .float8 import FLOAT8, decode, encode
 from .promotion import ir_dtype
@@ -31,8 +32,10 @@ FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats
     prims.convert_element_type.default,
     prims.clone.default,
 )
-def convert(ctx: LoweringContext, node: Node, x: View, *_: object, **__: object) -> View:
-    """The value in the result's type and strides; the fake value knows both."""
+def convert(ctx: LoweringContext, node: Node, x: View | float, *_: object, **__: object) -> View:
+    """The value in the result's type and strides; the fake value knows both. (Under ``vmap`` numbers are converted.)"""
+    if not isinstance(x, View):
+        return fill(ctx, node, x)
     if str(node.meta["val"].device) != ctx.buffers[x.buffer].device:
         raise Fallback("a copy between devices is left to ATen")
     if x.dtype in FLOAT8 or node.meta["val"].dtype in FLOAT8:

@@ -281,6 +281,9 @@ def _escaping(ctx: LoweringContext, view: View, node: Node) -> str:
     for owned in (name, view.buffer if view.shares else name):
         if ctx.buffers[owned].kind is BufferKind.TEMPORARY:
             ctx.set_kind(owned, BufferKind.OUTPUT)
+    made, promised = ctx.buffers[name].dtype, str(node.meta["val"].dtype).removeprefix("torch.")
+    if made != promised:  # whoever reads it, a backward say, is compiled for what the graph promises
+        raise ctx.unsupported(node, f"the graph returns it as {promised}, and it is computed as {made}")
     return name
 
 
