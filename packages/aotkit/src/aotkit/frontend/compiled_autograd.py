@@ -2,6 +2,11 @@
 
 They have lists among their inputs, and nodes that add to the ``.grad`` of a parameter, which the captured function
 cannot show to its caller. Lists are spread out; gradients are returned, and added when the graph has run.
+
+Note [Gradients that a hook reads]
+    Hooks that run behind an accumulation (DDP's, which sums gradients over all ranks) read what it made, so it can't
+    wait until the graph has run. What it does to dense tensors is written out instead: a first gradient is copied into
+    memory that is laid out as its parameter, a later one is added in place. Dynamo's code sets ``.grad`` to the result.
 """
 
 from __future__ import annotations
@@ -96,7 +101,10 @@ _ACCUMULATE = ("AccumulateGrad", "call_accumulate_grad")
 
 
 def defer_accumulations(gm: torch.fx.GraphModule) -> Accumulations:
-    """Take calls that accumulate gradients, and whose results are used by nobody but the caller, out of ``gm``."""
+    """Take calls that accumulate gradients, and whose results are used by nobody but the caller, out of ``gm``.
+
+    Others are written out, see Note [Gradients that a hook reads].
+    """
     output = gm.graph.output_node()
     outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     extra: list[torch.fx.Node] = []
@@ -111,6 +119,8 @@ def defer_accumulations(gm: torch.fx.GraphModule) -> Accumulations:
             continue
         element, result = _element(node)
         if set(result.users) - {output} or (result is not node and len(node.users) > 1):
+            _write_out(node, result)
+            outputs = list(output.args[0])  # type: ignore[arg-type]
             continue
         places = tuple(i for i, value in enumerate(outputs) if value is result)
         calls.append(_Call(node.target, _with_stand_ins(node.args, stand_in), element, places))
@@ -121,6 +131,33 @@ def defer_accumulations(gm: torch.fx.GraphModule) -> Accumulations:
     output.args = ((*outputs, *extra),)
     gm.recompile()
     return Accumulations(len(outputs), tuple(calls))
+
+
+def _write_out(node: torch.fx.Node, result: torch.fx.Node) -> None:
+    """Put in the place of ``result`` what the accumulation ``node`` does, if it is about dense tensors."""
+    if getattr(node.target, "__name__", "") != "AccumulateGrad" or result is node or len(node.args) < 3:
+        return
+    (grad,), variable, old = node.args[:3]  # type: ignore[misc]
+    if not all(_is_dense(given) for given in (grad, variable) if given is not None) or not (old is None or _is_dense(old)):
+        return
+    graph = node.graph
+    with graph.inserting_before(node):
+        if old is None:
+            fresh = graph.call_function(torch.empty_like, (variable,), {"requires_grad": False})
+            new = graph.call_method("copy_", (fresh, grad))
+        else:
+            new = graph.call_method("add_", (old, grad))
+    new.meta.update(result.meta)
+    result.replace_all_uses_with(new)
+    for gone in (result, node):
+        graph.erase_node(gone)
+
+
+def _is_dense(given: Any) -> bool:
+    """Whether it is a plain tensor whose elements all are in memory."""
+    value = given.meta.get("example_value") if isinstance(given, torch.fx.Node) else None
+    plain = isinstance(value, torch.Tensor) and not torch.utils._python_dispatch.is_traceable_wrapper_subclass(value)
+    return plain and value.layout == torch.strided
 
 
 def _element(node: torch.fx.Node) -> tuple[int | None, torch.fx.Node]:

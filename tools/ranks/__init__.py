@@ -1,0 +1,1 @@
+"""Training on several ranks, compiled, compared with eager mode: `python -m tools.ranks`."""

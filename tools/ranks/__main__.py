@@ -1,0 +1,164 @@
+"""Training on several ranks, compiled, compared with eager mode, with a journal.
+
+python -m tools.ranks                                 what the journal does not have yet
+python -m tools.ranks --only llama/simple-fsdp        cases whose name has this in it
+python -m tools.ranks --again                         all of it anew
+python -m tools.ranks --table                         what the journal has, as a table
+
+A case is a model (BERT, Llama and ResNet of `transformers`, tiny, float64), a way to spread it over processes on this
+machine (gloo), and a variant. It holds if the losses of all steps and all parameters and buffers after them are those of eager's own
+run on the same ranks, to 1e-12 of their size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .models import MODELS
+from .train import TOLERANCE, VARIANTS, Case, compare
+from .wraps import WRAPS
+
+__all__ = ["main", "run_case"]
+
+
+def run_case(case: Case, steps: int, timeout: float, options: dict[str, Any]) -> dict[str, Any]:
+    """A row of the journal. One process a rank, forked from this one, which has imported what they need."""
+    folder = Path(tempfile.mkdtemp())
+    began = time.monotonic()
+    children = [_rank(case, steps, folder, rank, options) for rank in range(case.ranks)]
+    try:
+        ended = _wait(children, began + timeout)
+        answers = [_read(folder / f"answer{rank}") for rank in range(case.ranks)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    verdict, detail = _verdict(answers, ended)
+    return {"case": str(case), "verdict": verdict, **detail, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _verdict(answers: Sequence[dict[str, Any] | None], ended: bool) -> tuple[str, dict[str, Any]]:
+    errors = [answer["error"] for answer in answers if answer is not None and "error" in answer]
+    if errors:
+        return "raised", {"error": errors[0], "ranks": len(errors), "all_ended": ended}
+    if not ended or None in answers:
+        return "hangs" if not ended else "died", {}
+    found = [answer for answer in answers if answer is not None]
+    difference = max(answer["difference"] for answer in found)
+    detail = {"difference": difference, "graphs": found[0]["graphs"], "collectives": found[0]["collectives"]}
+    return "equal" if difference <= TOLERANCE else "differs", detail
+
+
+def _rank(case: Case, steps: int, folder: Path, rank: int, options: dict[str, Any]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.environ["AOTKIT_CACHE_DIR"] = str(folder / "cache")
+        store = dist.FileStore(str(folder / "store"), case.ranks)
+        timeout = timedelta(seconds=60)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=case.ranks, timeout=timeout)
+        answer = asdict(compare(case, steps, folder, options))
+    except BaseException as error:  # noqa: BLE001  # it is what the journal keeps
+        if os.environ.get("TRACEBACK"):
+            import traceback
+
+            traceback.print_exc()
+        error = getattr(error, "inner_exception", error)
+        answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
+    (folder / f"part{rank}").write_text(json.dumps(answer))
+    (folder / f"part{rank}").rename(folder / f"answer{rank}")
+    others = [folder / f"answer{other}" for other in range(case.ranks)]
+    until = time.monotonic() + 70
+    while not all(other.exists() for other in others) and time.monotonic() < until:  # they may be talking to this one
+        time.sleep(0.01)
+    os._exit(0)  # gloo's threads are not always joined when a process ends by itself
+
+
+def _wait(children: Sequence[int], until: float) -> bool:
+    """Whether all ended in time; those that did not are ended."""
+    left = list(children)
+    while left and time.monotonic() < until:
+        left = [child for child in left if os.waitpid(child, os.WNOHANG)[0] == 0]
+        time.sleep(0.02)
+    for child in left:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return not left
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _cases(only: str) -> list[Case]:
+    every = [Case(model, wrap, variant) for wrap in WRAPS for model in MODELS for variant in VARIANTS]
+    return [case for case in every if case.possible() and only in str(case)]
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| model and ranks | " + " | ".join(VARIANTS) + " |", "|---" * (len(VARIANTS) + 1) + "|"]
+    found = {row["case"]: row for row in rows}
+    for wrap in WRAPS:
+        for model in MODELS:
+            cells = []
+            for variant in VARIANTS:
+                row = found.get(f"{model}/{wrap}/{variant}")
+                cells.append("" if row is None else f"{row['difference']:.0e}" if "difference" in row else row["verdict"])
+            lines.append(f"| {model}, {wrap} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tools.ranks", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--timeout", type=float, default=240, help="seconds of a case")
+    parser.add_argument("--journal", type=Path, default=Path("build/ranks.jsonl"))
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=JSON")
+    chosen = parser.parse_args(arguments)
+    chosen.journal.parent.mkdir(parents=True, exist_ok=True)
+    if chosen.again and not chosen.only:
+        chosen.journal.unlink(missing_ok=True)
+    rows = [json.loads(line) for line in chosen.journal.read_text().splitlines()] if chosen.journal.exists() else []
+    if chosen.table:
+        print(_table(rows))
+        return 0
+    torch.set_num_threads(1)
+    for name in ("torch._dynamo", "aotkit.backend", "torch.distributed.fsdp", "torch.distributed.checkpoint"):
+        importlib.import_module(name)
+    for name in ("torch.distributed.tensor.parallel", "transformers"):
+        importlib.import_module(name)
+    options = {name: json.loads(value) for name, _, value in (text.partition("=") for text in chosen.option)}
+    had = set() if chosen.again else {row["case"] for row in rows}
+    wrong = 0
+    for case in _cases(chosen.only):
+        if str(case) in had:
+            continue
+        row = run_case(case, chosen.steps, chosen.timeout, options)
+        wrong += row["verdict"] != "equal"
+        print(json.dumps(row), flush=True)
+        with chosen.journal.open("a") as journal:
+            journal.write(json.dumps(row) + "\n")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""One case: a model, spread over ranks, trained in eager mode and compiled with the same data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .models import MODELS
+from .wraps import WRAPS
+
+__all__ = ["VARIANTS", "Answer", "Case", "compare"]
+
+VARIANTS = ("static", "dynamic", "checkpoint", "accumulate", "restored")
+
+#: Batch sizes and lengths of the steps, where they change.
+_SIZES = ((4, 8), (4, 12), (6, 8), (6, 12), (2, 10), (4, 8))
+
+TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Names of a model, of a way to spread it over ranks, and of what else is asked of it."""
+
+    model: str
+    wrap: str
+    variant: str
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.wrap}/{self.variant}"
+
+    @staticmethod
+    def of(text: str) -> Case:
+        """From its text."""
+        return Case(*text.split("/"))
+
+    @property
+    def ranks(self) -> int:
+        """How many processes it needs."""
+        return WRAPS[self.wrap].ranks
+
+    def possible(self) -> bool:
+        """Whether there is such a thing: gradients that were gathered in the graph wait for nobody."""
+        return self.variant != "accumulate" or WRAPS[self.wrap].waits is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``difference``: the largest of losses, parameters and buffers, as a share of what eager mode has, at least 1.
+    ``graphs``: that were compiled. ``collectives``: in these graphs. ``loss``: the last one."""
+
+    difference: float
+    graphs: int
+    collectives: int
+    loss: float
+
+
+def compare(case: Case, steps: int, folder: Path, options: dict[str, Any]) -> Answer:
+    """Train both ways. Raises whatever a compile raises."""
+    import aotkit
+
+    with _settings(case):
+        want = _train(case, steps, folder / "eager", None)
+        torch._dynamo.reset()
+        recorder = aotkit.Recorder()
+        dynamic = case.variant == "dynamic"
+        chosen = {"fallback": "error", "rank_timeout": 60, **options, "observer": recorder}
+
+        def compiled(net: nn.Module) -> Callable[..., Any]:
+            return torch.compile(net, backend="aotkit", dynamic=dynamic, options=chosen)
+
+        with _backward(case, lambda graph: torch.compile(graph, backend="aotkit", dynamic=dynamic, options=chosen)):
+            got = _train(case, steps, folder / "compiled", compiled)
+    pairs = [(a.double(), b.double()) for a, b in zip(got, want, strict=True)]
+    difference = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
+    externs = [call for graph in recorder.graphs for call in getattr(graph.report, "externs", ())]
+    collectives = sum(call.count for call in externs if "c10d" in call.target and "wait" not in call.target)
+    return Answer(difference, len(recorder.graphs), collectives, float(got[0][-1]))
+
+
+@contextlib.contextmanager
+def _settings(case: Case) -> Iterator[None]:
+    with torch._dynamo.config.patch(**WRAPS[case.wrap].settings):
+        yield
+
+
+def _backward(case: Case, compiler: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Where the backward pass is compiled as a whole, if it is."""
+    from torch._dynamo import compiled_autograd
+
+    if not WRAPS[case.wrap].compiles_backward:
+        return contextlib.nullcontext()
+    return compiled_autograd._enable(compiler)
+
+
+class _Trainer:
+    """A model, spread over ranks, with its optimizer."""
+
+    def __init__(self, case: Case, compiled: Callable[[nn.Module], Callable[..., Any]] | None) -> None:
+        self.case, self.model, self.wrap = case, MODELS[case.model], WRAPS[case.wrap]
+        torch.manual_seed(0)
+        net = self.model.build()
+        if case.variant == "checkpoint":
+            _checkpoint(self.model.blocks(net))
+        self.net = self.wrap.apply(net, self.model)
+        self.run = self.net if compiled is None else compiled(self.net)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9)
+
+    def step(self, number: int) -> torch.Tensor:
+        """One step of the optimizer; the loss."""
+        self.optimizer.zero_grad()
+        parts = 2 if self.case.variant == "accumulate" else 1
+        total = torch.zeros((), dtype=torch.float64)
+        for part in range(parts):
+            assert self.wrap.waits is not None or parts == 1
+            waits = self.wrap.waits is not None and part + 1 < parts
+            with self.wrap.waits(self.net) if waits else contextlib.nullcontext():  # type: ignore[misc]
+                total += self._forward_backward(number, part) / parts
+        self.optimizer.step()
+        return total
+
+    def _forward_backward(self, number: int, part: int) -> torch.Tensor:
+        each = dist.get_world_size() // self.wrap.data_ranks
+        torch.manual_seed(1000 * number + 100 * part + dist.get_rank() // each)
+        size = _SIZES[number % len(_SIZES)] if self.case.variant == "dynamic" else _SIZES[0]
+        x, labels = self.model.batch(*size)
+        loss = self.model.loss(self.run(x), labels)
+        (loss if self.wrap.averages else loss / self.wrap.data_ranks).backward()
+        return loss.detach()
+
+    def state(self) -> dict[str, Any]:
+        """For `torch.distributed.checkpoint`."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.net, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def restore(self, folder: Path) -> None:
+        """What another one saved there."""
+        import torch.distributed.checkpoint as saved
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        state = self.state()
+        saved.load(state, checkpoint_id=str(folder))
+        set_state_dict(
+            self.net, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+
+    def whole(self) -> Iterator[torch.Tensor]:
+        """Parameters and buffers."""
+        for value in (*self.net.parameters(), *self.net.buffers()):
+            yield (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
+
+
+def _train(
+    case: Case, steps: int, folder: Path, compiled: Callable[[nn.Module], Callable[..., Any]] | None
+) -> Sequence[torch.Tensor]:
+    """Losses, and then all that the model holds."""
+    import torch.distributed.checkpoint as saved
+
+    trainer, losses = _Trainer(case, compiled), []
+    for number in range(steps):
+        if case.variant == "restored" and compiled is not None and number == steps // 2:
+            saved.save(trainer.state(), checkpoint_id=str(folder))
+            trainer = _Trainer(case, compiled)
+            trainer.restore(folder)
+        losses.append(trainer.step(number))
+    return [torch.stack(losses), *trainer.whole()]
+
+
+def _checkpoint(blocks: Sequence[tuple[nn.Module, str]]) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for holder, name in blocks:
+        setattr(holder, name, checkpoint_wrapper(holder.get_submodule(name)))
