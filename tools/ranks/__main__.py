@@ -7,7 +7,7 @@ python -m tools.ranks --table                         what the journal has, as a
 
 A case is a model (BERT, Llama and ResNet of `transformers`, tiny, float64), a way to spread it over processes on this
 machine (gloo), and a variant. It holds if the losses of all steps and all parameters and buffers after them are those of eager's own
-run on the same ranks, to 1e-12 of their size.
+run on the same ranks, to 1e-12 of their size. A graph that aotkit leaves to eager mode is named in the row.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -59,7 +60,7 @@ def _verdict(answers: Sequence[dict[str, Any] | None], ended: bool) -> tuple[str
         return "hangs" if not ended else "died", {}
     found = [answer for answer in answers if answer is not None]
     difference = max(answer["difference"] for answer in found)
-    detail = {"difference": difference, "graphs": found[0]["graphs"], "collectives": found[0]["collectives"]}
+    detail = {"difference": difference, **{name: found[0][name] for name in ("graphs", "collectives", "eager")}}
     return "equal" if difference <= TOLERANCE else "differs", detail
 
 
@@ -75,9 +76,7 @@ def _rank(case: Case, steps: int, folder: Path, rank: int, options: dict[str, An
         answer = asdict(compare(case, steps, folder, options))
     except BaseException as error:  # noqa: BLE001  # it is what the journal keeps
         if os.environ.get("TRACEBACK"):
-            import traceback
-
-            traceback.print_exc()
+            traceback.print_exception(getattr(error, "inner_exception", error))
         error = getattr(error, "inner_exception", error)
         answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
     (folder / f"part{rank}").write_text(json.dumps(answer))
@@ -118,9 +117,15 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             cells = []
             for variant in VARIANTS:
                 row = found.get(f"{model}/{wrap}/{variant}")
-                cells.append("" if row is None else f"{row['difference']:.0e}" if "difference" in row else row["verdict"])
+                cells.append("" if row is None else _cell(row))
             lines.append(f"| {model}, {wrap} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if "difference" not in row:
+        return str(row["verdict"])
+    return f"{row['difference']:.0e}{' (eager)' if row['eager'] else ''}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,7 +36,9 @@ def _bert() -> nn.Module:
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForMaskedLM(BertConfig(vocab_size=_VOCABULARY, max_position_embeddings=32, **sizes, **no_dropout)).double()
+    return BertForMaskedLM(
+        BertConfig(vocab_size=_VOCABULARY, max_position_embeddings=32, **sizes, **no_dropout)
+    ).double()
 
 
 class _Rotary(nn.Module):
@@ -73,7 +75,9 @@ def _llama() -> nn.Module:
 def _resnet() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=_CLASSES)
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=_CLASSES
+    )
     return ResNetForImageClassification(config).double()
 
 
@@ -102,7 +106,9 @@ def _llama_plan() -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     layer = "model.layers.*."
-    columns = [f"{layer}self_attn.{name}_proj" for name in "qkv"] + [f"{layer}mlp.{name}_proj" for name in ("gate", "up")]
+    columns = [f"{layer}self_attn.{name}_proj" for name in "qkv"] + [
+        f"{layer}mlp.{name}_proj" for name in ("gate", "up")
+    ]
     rows = [f"{layer}self_attn.o_proj", f"{layer}mlp.down_proj"]
     return {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
 

@@ -54,12 +54,12 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``difference``: the largest of losses, parameters and buffers, as a share of what eager mode has, at least 1.
-    ``graphs``: that were compiled. ``collectives``: in these graphs. ``loss``: the last one."""
+    ``graphs``: that were compiled. ``collectives``: in these graphs. ``eager``: why graphs ran in eager mode."""
 
     difference: float
     graphs: int
     collectives: int
-    loss: float
+    eager: list[str]
 
 
 def compare(case: Case, steps: int, folder: Path, options: dict[str, Any]) -> Answer:
@@ -71,7 +71,7 @@ def compare(case: Case, steps: int, folder: Path, options: dict[str, Any]) -> An
         torch._dynamo.reset()
         recorder = aotkit.Recorder()
         dynamic = case.variant == "dynamic"
-        chosen = {"fallback": "error", "rank_timeout": 60, **options, "observer": recorder}
+        chosen = {"rank_timeout": 60, **options, "observer": recorder}
 
         def compiled(net: nn.Module) -> Callable[..., Any]:
             return torch.compile(net, backend="aotkit", dynamic=dynamic, options=chosen)
@@ -82,7 +82,7 @@ def compare(case: Case, steps: int, folder: Path, options: dict[str, Any]) -> An
     difference = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
     externs = [call for graph in recorder.graphs for call in getattr(graph.report, "externs", ())]
     collectives = sum(call.count for call in externs if "c10d" in call.target and "wait" not in call.target)
-    return Answer(difference, len(recorder.graphs), collectives, float(got[0][-1]))
+    return Answer(difference, len(recorder.graphs), collectives, sorted(set(recorder.fallbacks)))
 
 
 @contextlib.contextmanager
@@ -149,9 +149,7 @@ class _Trainer:
 
         state = self.state()
         saved.load(state, checkpoint_id=str(folder))
-        set_state_dict(
-            self.net, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.net, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def whole(self) -> Iterator[torch.Tensor]:
         """Parameters and buffers."""
@@ -167,7 +165,7 @@ def _train(
 
     trainer, losses = _Trainer(case, compiled), []
     for number in range(steps):
-        if case.variant == "restored" and compiled is not None and number == steps // 2:
+        if case.variant == "restored" and number == steps // 2:
             saved.save(trainer.state(), checkpoint_id=str(folder))
             trainer = _Trainer(case, compiled)
             trainer.restore(folder)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_aot_trace import TraceOptions, capture, trace_inference
@@ -60,6 +61,18 @@ def test_a_flattened_tensor_written_to_under_no_grad_has_its_gradient_for_other_
         return lambda: [torch.randn(2 * rows, 2 * columns)[::2, ::2].requires_grad_()]
 
     compare(fn, gaps(4, 4), make_call=gaps(5, 5), options=TraceOptions(layer=layer, dynamic=True))
+
+
+@pytest.mark.parametrize("size", [lambda a, b: 2 * a * b, lambda a, b: a + b + 3, lambda a, b: 3 * (a + b + 1) * a])
+def test_sizes_of_many_parts_that_were_made_while_nothing_was_recorded(compare, size):
+    """As the outer sizes of distributed tensors are."""
+
+    def fn(x, w):
+        with disable_proxy_modes_tracing():
+            number = size(x.shape[0], x.shape[1])
+        return [x.sin().sum() * number, w.new_ones(number)]
+
+    compare(fn, sizes(6, 4), make_call=sizes(8, 3), options=TraceOptions(dynamic=True))
 
 
 @pytest.mark.covers("F2.6")

@@ -177,6 +177,6 @@ def test_changed_sources_of_an_operator_or_a_traced_function_are_told(tmp_path: 
     assert python(call, factor=2, term=1) == "True\n"
     assert "source of the custom operator starts::scale has changed" in python(call, factor=3, term=1)
     assert "the source of ops, lines" in python(call, factor=2, term=5)
-    package = call.replace("saved.load_compiled_function(\"f\")", "load(\"package\")")
+    package = call.replace('saved.load_compiled_function("f")', 'load("package")')
     assert python(package, factor=2, term=1) == "True\n"
     assert "source of the custom operator starts::scale has changed" in python(package, factor=3, term=1)

@@ -214,6 +214,37 @@ def test_communication_happens_once_whatever_the_budget(options):
     assert any("all_gather" in op for op in targets(asked.backward))
 
 
+def gathered_joint(**policy):
+    """A product with a parameter that is gathered, after a cast, and its two gradients."""
+    build, c10d = Builder("primals_1", "primals_2", "tangents_1"), torch.ops._c10d_functional
+    x, part, tangent = build.values.values()
+    part.meta["val"], whole = torch.empty(2, 4, device="meta"), torch.empty(4, 4, device="meta")
+    cast = build.call(aten._to_copy.default, part, val=part.meta["val"], **policy)
+    gathered = build.call(c10d.all_gather_into_tensor.default, cast, 2, "0", val=whole, **policy)
+    weight = build.call(c10d.wait_tensor.default, gathered, val=whole, **policy)
+    out = build.call(aten.sin.default, build.call(aten.mm.default, x, weight, **policy))
+    by_x = build.call(aten.mm.default, tangent, build.call(aten.t.default, weight))
+    by_weight = build.call(aten.mm.default, build.call(aten.t.default, x), tangent)
+    reduced = build.call(c10d.reduce_scatter_tensor.default, by_weight, "sum", 2, "0", val=part.meta["val"])
+    return build.joint(out, by_x, build.call(c10d.wait_tensor.default, reduced, val=part.meta["val"]))
+
+
+def gathers(module):
+    return sum("all_gather" in target for target in targets(module))
+
+
+def test_parameters_are_gathered_again_where_the_option_says_so():
+    kept = partition(gathered_joint(), 1)
+    assert gathers(kept.backward) == 0 and "_c10d_functional.wait_tensor" in activations(kept)
+    again = partition(gathered_joint(), 1, PartitionOptions(regather=True))
+    assert gathers(again.backward) == 1 and not activations(again)
+
+
+def test_communication_in_a_checkpoint_happens_again_as_in_eager_mode():
+    result = partition(gathered_joint(recompute=RECOMPUTE), 1)
+    assert gathers(result.forward) == gathers(result.backward) == 1 and not activations(result)
+
+
 @pytest.mark.covers("F3.35")
 def test_communication_whose_result_nobody_uses_is_dropped():
     build = Builder("primals_1", "tangents_1")

@@ -38,6 +38,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from aotkit_functionalize import lazy_bits
 
 from ._kept_checks import keep_checks
+from ._untold_sizes import make_sizes_in_pairs
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
@@ -93,8 +94,13 @@ def run_make_fx(
     pre_dispatch: bool = False,
 ) -> torch.fx.GraphModule:
     """Record ``fn(*args)``; ``args`` are fake tensors of the active mode. Code of the module is made when needed."""
+
+    def told(*placeholders: Any) -> Any:
+        make_sizes_in_pairs(current_tracer())
+        return fn(*placeholders)
+
     trace = make_fx(
-        fn,
+        told,
         decomposition_table=decompositions,
         tracing_mode="real",
         pre_dispatch=pre_dispatch,

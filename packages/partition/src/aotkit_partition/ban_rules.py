@@ -23,13 +23,17 @@ class BanContext:
     recompute: list[bool]
     distance: list[int]
     far_use: list[str | None]
+    gathered: list[bool]  # parameters that are whole again, with the option ``regather``
 
 
 def ban_reasons(
     joint: JointGraph, options: PartitionOptions, save: list[str | None], recompute: list[bool]
 ) -> list[str | None]:
     """For each node why the backward must not recompute it, or None."""
-    ctx = BanContext(joint, options, save, recompute, distances_from_backward(joint), _far_uses(joint, options))
+    gathered = gathered_inputs(joint) if options.regather else [False] * len(joint.nodes)
+    ctx = BanContext(
+        joint, options, save, recompute, distances_from_backward(joint), _far_uses(joint, options), gathered
+    )
     reasons = [None if joint.in_backward[index] else ban_reason(ctx, index) for index in range(len(joint.nodes))]
     _break_long_chains(ctx, reasons)
     return reasons
@@ -46,7 +50,7 @@ def ban_reason(ctx: BanContext, index: int) -> str | None:
         reason = rule(ctx, index)
         if reason is not None:
             return reason
-    if ctx.recompute[index] or _never_banned(ctx, index):
+    if ctx.recompute[index] or ctx.gathered[index] or _never_banned(ctx, index):
         return None
     for rule in _COST_RULES:
         reason = rule(ctx, index)
@@ -65,6 +69,29 @@ def _never_banned(ctx: BanContext, index: int) -> bool:
         or facts.is_symbolic
         or isinstance(ctx.joint.value(index), (torch.SymFloat, torch.SymBool))
     )
+
+
+def gathered_inputs(joint: JointGraph) -> list[bool]:
+    """For each node whether it gathers an input from all ranks, or is made of such gathers and of inputs by copies,
+    casts and views alone."""
+    found = [False] * len(joint.nodes)
+    plain = [node.op == "placeholder" for node in joint.nodes]
+    for index, node in enumerate(joint.nodes):
+        used, facts = joint.inputs_of[index], joint.facts[index]
+        if node.op != "call_function" or joint.in_backward[index] or not used:
+            continue
+        if not all(plain[item] or found[item] for item in used):
+            continue
+        short = str(node.target).split(".")[1] if facts.is_collective else ""
+        if short.startswith("all_gather") or (short == "wait_tensor" and found[used[0]]):
+            found[index] = True
+        elif facts.is_view or facts.is_getitem or str(node.target) in _MOVES:
+            found[index], plain[index] = any(found[item] for item in used), all(plain[item] for item in used)
+    return found
+
+
+_MOVES = ("aten._to_copy.default", "aten.clone.default", "prims.convert_element_type.default", "aten.cat.default")
+_MOVES += ("aten.constant_pad_nd.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
 
 # Rules about correctness: they hold whatever a policy says.
@@ -91,9 +118,10 @@ def _ban_random(ctx: BanContext, index: int) -> str | None:
 
 
 def _ban_collective(ctx: BanContext, index: int) -> str | None:
-    if ctx.joint.facts[index].is_collective and not ctx.options.recompute_collectives:
-        return "communicates between processes"
-    return None
+    """All ranks partition the same graph alike, so a policy's word is enough: eager's checkpoints communicate again."""
+    if not ctx.joint.facts[index].is_collective or ctx.options.recompute_collectives or ctx.recompute[index]:
+        return None
+    return None if ctx.gathered[index] else "communicates between processes"
 
 
 def _ban_saved_by_policy(ctx: BanContext, index: int) -> str | None:

@@ -61,6 +61,10 @@ class PartitionOptions:
     recompute_collectives: bool = False
     """Collective communication may be recomputed."""
 
+    regather: bool = False
+    """What the forward gathers of inputs from all ranks (parameters of which each rank has a part) is gathered again in
+    the backward, where that saves memory, and not kept. Ranks must partition the same graph with the same options."""
+
     ban_reductions: bool = True
     """Never recompute an op whose output is a quarter of its inputs or less."""
 

@@ -32,9 +32,7 @@ TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngpri
 _PARTS = ("_init_fn", "_abstract_fn", "_backward_fn", "_setup_context_fn")
 
 
-def operators_of(
-    gm: torch.fx.GraphModule, versions: Sequence[str], needs_source: bool = True
-) -> list[dict[str, str]]:
+def operators_of(gm: torch.fx.GraphModule, versions: Sequence[str], needs_source: bool = True) -> list[dict[str, str]]:
     """One record per custom operator in ``gm`` and the graphs in it. ``versions``: see ``Options.cacheable``.
 
     If it ``needs_source``, raises :class:`Uncacheable` for one of which neither the source nor a version is known.

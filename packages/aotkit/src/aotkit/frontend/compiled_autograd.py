@@ -138,7 +138,9 @@ def _write_out(node: torch.fx.Node, result: torch.fx.Node) -> None:
     if getattr(node.target, "__name__", "") != "AccumulateGrad" or result is node or len(node.args) < 3:
         return
     (grad,), variable, old = node.args[:3]  # type: ignore[misc]
-    if not all(_is_dense(given) for given in (grad, variable) if given is not None) or not (old is None or _is_dense(old)):
+    if not all(_is_dense(given) for given in (grad, variable) if given is not None) or not (
+        old is None or _is_dense(old)
+    ):
         return
     graph = node.graph
     with graph.inserting_before(node):
