@@ -63,7 +63,10 @@ def test_a_flattened_tensor_written_to_under_no_grad_has_its_gradient_for_other_
     compare(fn, gaps(4, 4), make_call=gaps(5, 5), options=TraceOptions(layer=layer, dynamic=True))
 
 
-@pytest.mark.parametrize("size", [lambda a, b: 2 * a * b, lambda a, b: a + b + 3, lambda a, b: 3 * (a + b + 1) * a])
+@pytest.mark.parametrize(
+    "size",
+    [lambda a, b: 2 * a * b, lambda a, b: a + b + 3, lambda a, b: 3 * (a + b + 1) * a, lambda a, b: 3 * a * b // 2],
+)
 def test_sizes_of_many_parts_that_were_made_while_nothing_was_recorded(compare, size):
     """As the outer sizes of distributed tensors are."""
 

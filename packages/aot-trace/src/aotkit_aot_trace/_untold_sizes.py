@@ -40,29 +40,45 @@ def make_sizes_in_pairs(tracer: Any) -> None:
 
 
 def _has_many_parts(tracer: Any, value: Any) -> bool:
+    """Whether the recorder would come to such a product or sum while it takes the expression of ``value`` apart."""
     if not isinstance(value, torch.SymInt) or not value.node.is_symbolic():
         return False
-    expression = value.node.expr
-    return expression.func in _OPERATORS and len(expression.args) > 2 and expression not in tracer.sympy_expr_tracker
+    left = [value.node.expr]
+    while left:
+        expression = left.pop()
+        if expression in tracer.sympy_expr_tracker:
+            continue
+        if expression.func in _OPERATORS and len(expression.args) > 2:
+            return True
+        left += expression.args
+    return False
 
 
 def _register(tracer: Any, value: Any) -> None:
-    """``value`` as calls of two arguments, if all that it is made of is known."""
-    parts = [_value(tracer, part) for part in value.node.expr.args]
-    if any(part is None for part in parts):
+    """``value`` as calls of at most two arguments, if all that it is made of is known."""
+    expression = value.node.expr
+    parts = [_value(tracer, part) for part in expression.args]
+    call = _OPERATORS.get(expression.func) or proxy_tensor._sympy_handlers().get(expression.func)
+    if call is None or any(part is None for part in parts):
         return
-    call = _OPERATORS[value.node.expr.func]
-    before = parts[0]
-    for part in parts[1:-1]:
-        total = call(before, part)
-        proxy_tensor._sym_register(tracer, call, (before, part), total)  # type: ignore[arg-type]  # as torch does
-        before = total
-    proxy_tensor._sym_register(tracer, call, (before, parts[-1]), value)  # type: ignore[arg-type]
+    while expression.func in _OPERATORS and len(parts) > 2:
+        total = call(*parts[:2])
+        proxy_tensor._sym_register(tracer, call, tuple(parts[:2]), total)  # type: ignore[arg-type]  # as torch does
+        parts[:2] = [total]
+    proxy_tensor._sym_register(tracer, call, tuple(parts), value)  # type: ignore[arg-type]
 
 
 def _value(tracer: Any, expression: Any) -> Any:
     """A number that the recorder knows, or can make, or ``None``."""
-    if expression.func in _OPERATORS and expression not in tracer.sympy_expr_tracker:
-        parts = [_value(tracer, part) for part in expression.args]
-        return None if any(part is None for part in parts) else reduce(_OPERATORS[expression.func], parts)
-    return proxy_tensor._build_proxy_for_sym_expr(tracer, expression)
+    known = tracer.sympy_expr_tracker.get(expression)
+    if known is not None:
+        return known.value
+    if not expression.args:
+        return proxy_tensor._build_proxy_for_sym_expr(tracer, expression)
+    parts = [_value(tracer, part) for part in expression.args]
+    if any(part is None for part in parts):
+        return None
+    if expression.func in _OPERATORS:
+        return reduce(_OPERATORS[expression.func], parts)
+    call = proxy_tensor._sympy_handlers().get(expression.func)
+    return None if call is None else call(*parts)
