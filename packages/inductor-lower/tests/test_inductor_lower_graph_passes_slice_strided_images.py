@@ -68,6 +68,23 @@ def test_no_call_with_a_step_and_weights_is_left(stride: list[int], layout: torc
         assert len(graph.nodes) == before
 
 
+@pytest.mark.parametrize("known", ["steps", "pads"])
+def test_steps_and_pads_that_are_known_at_run_time_only(known: str) -> None:
+    """As Dynamo's sizes that are dynamic give them: attributes of modules are then arguments, too."""
+
+    def run(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, number: torch.Tensor) -> list[torch.Tensor]:
+        size = number.shape[0]
+        stride, pad = ([2, 2], [size - 2, size - 2]) if known == "steps" else ([size, size], [0, 0])
+        return list(
+            aten.convolution_backward(grad, x, w, None, stride, pad, [1, 1], False, [0, 0], 1, [True, True, False])
+        )[:2]
+
+    args = (*operands(3, 8, 16, 13, [2, 2], torch.float64), torch.zeros(2))
+    graph = make_fx(run, decompositions(), tracing_mode="symbolic")(*args)
+    for ours, theirs in zip(compile_graph(graph)(list(args)), run(*args), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_it_cannot_be_left_out() -> None:
     args = operands(3, 8, 16, 12, [2, 2], torch.float32)
     graph = make_fx(gradients([2, 2], [False, True, False]), tracing_mode="fake")(*args)

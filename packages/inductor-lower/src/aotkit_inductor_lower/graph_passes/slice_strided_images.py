@@ -58,6 +58,8 @@ def _is_wrong(node: Node) -> bool:
     if not isinstance(image, FakeTensor) or image.dim() != 4 or not on_host(image):
         return False
     steps, pads = list(stride), list(pad)  # type: ignore[arg-type]
+    if not all(isinstance(number, int) for number in (*steps, *pads)):  # known at run time: the call stays eager's own
+        return False
     return (
         bool(wanted[_BY_WEIGHTS])  # type: ignore[index]
         and not transposed
