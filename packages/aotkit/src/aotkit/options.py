@@ -57,6 +57,9 @@ class Options:
     a range for each (:func:`aotkit.profile` does this); a little slower.
     ``overlap_memory``: steps of a graph change their order so that some run while collectives do, as far as the peak of
     memory grows by no more than this share; ``None``: collectives run where the program has them.
+    ``link_latency`` (seconds) and ``link_bandwidth`` (bytes per second): what a collective takes, by which they are
+    overlapped, and those of one block of a model joined; :func:`aotkit.measure_link` gives both, equal on all ranks.
+    ``regather``: parameters that a graph gathers from all ranks are gathered again in its backward, and not kept.
     ``compare_ranks``: at the first compile of a graph with collectives, ranks of an initialized process group compare
     the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is
     :class:`.RanksDisagree`, a :class:`.CompileError`, on every rank. ``"off"``: they don't. ``rank_timeout``: seconds
@@ -86,6 +89,9 @@ class Options:
     redzones: bool = False
     separate_kernels: bool = False
     overlap_memory: float | None = 0.1
+    link_latency: float = 20e-6
+    link_bandwidth: float = 4e9
+    regather: bool = False
     compare_ranks: Literal["collectives", "graphs", "off"] = "collectives"
     rank_timeout: int = 600
     share_compiles: bool = False
@@ -105,6 +111,9 @@ class Options:
             raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
         if self.overlap_memory is not None and not self.overlap_memory >= 0.0:
             raise UnknownOption(f"option 'overlap_memory' takes a share from 0.0 on, not {self.overlap_memory!r}")
+        for name in ("link_latency", "link_bandwidth"):
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise UnknownOption(f"option {name!r} takes a number above 0.0, not {getattr(self, name)!r}")
         if self.rank_timeout < 1:
             raise UnknownOption(f"option 'rank_timeout' takes a number of seconds, not {self.rank_timeout!r}")
         if self.memory_budget is not None and not 0.0 <= self.memory_budget <= 1.0:

@@ -24,6 +24,7 @@ from .graph_partition import PartitionedGraph, compile_parts, needs_partition
 from .graph_partition.split_ops import split_ops
 from .graph_passes import (
     attention_operands,
+    bucket_collectives,
     call_custom_writers,
     channels_last,
     common_subexpressions,
@@ -80,9 +81,25 @@ from .report import make_report
 from .runtime import ArenaPool, bind_program
 from .targets.select import capabilities_for, target_for, target_on
 
-__all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_LEVEL", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES"]
+__all__ = [
+    "COLLECTIVE_PASSES",
+    "DEVICE_PASSES",
+    "GRAPH_PASSES",
+    "KERNEL_LEVEL",
+    "KERNEL_PASSES",
+    "LOOP_LEVEL",
+    "LOOP_PASSES",
+]
 __all__ += ["WRITE_PASSES", "compile_graph", "compile_to_program", "generate_program", "lower_graph", "make_kernels"]
-__all__ += ["JOINT_PASSES", "Scheduled", "pass_names", "prepare_joint_graph", "run_graph_passes", "schedule_graph"]
+__all__ += [
+    "JOINT_PASSES",
+    "Scheduled",
+    "join_collectives",
+    "pass_names",
+    "prepare_joint_graph",
+    "run_graph_passes",
+    "schedule_graph",
+]
 __all__ += ["schedule_program"]
 
 T = TypeVar("T")
@@ -98,6 +115,9 @@ DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
 
 # On the joint graph of a forward and a backward, before it is split: what both must agree about.
 JOINT_PASSES = in_order(channels_last.JOINT_PASS, recognize_attention.JOINT_PASS, attention_operands.JOINT_PASS)
+
+# On the forward and the backward, each as a whole, before ranks compare their graphs.
+COLLECTIVE_PASSES = in_order(bucket_collectives.PASS)
 
 # On each part. (In a graph with custom writers once more before those: what they write to must be seen through views.)
 GRAPH_PASSES = in_order(
@@ -239,6 +259,24 @@ def prepare_joint_graph(
     return lazy_graph_module(gm, graph) if ctx.fuel.used else gm
 
 
+def join_collectives(
+    gm: GraphModule, options: LowerOptions | None = None, *, observer: Observer | None = None
+) -> GraphModule:
+    """A graph after :data:`COLLECTIVE_PASSES`, with the same inputs and outputs: to be compiled with the same options.
+
+    ``gm`` itself stays as it is, and is returned where no pass changes anything. Nodes need fake values in
+    ``meta["val"]``. What comes out depends on the graph and the options, so ranks that agree about these start the same
+    collectives.
+    """
+    options = options or LowerOptions()
+    check_disabled(options.disable, pass_names())
+    if has_inner_mutation(gm) or not bucket_collectives.has_buckets(gm.graph):
+        return gm
+    ctx = PassContext.of(options, observer, target_for(gm, options))
+    graph = run_passes(COLLECTIVE_PASSES, copy_graph(gm), ctx, _GRAPH_LEVEL)
+    return lazy_graph_module(gm, graph) if ctx.fuel.used else gm
+
+
 def generate_program(
     scheduled: Scheduled, options: LowerOptions | None = None, *, observer: Observer | None = None
 ) -> CompiledProgram:
@@ -350,7 +388,7 @@ def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> 
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "graph": (*optional(WRITE_PASSES), *optional(GRAPH_PASSES)),
+    "graph": (*optional(WRITE_PASSES), *optional(COLLECTIVE_PASSES), *optional(GRAPH_PASSES)),
     "loop": optional(LOOP_PASSES),
     "kernel": optional(KERNEL_PASSES),
 }

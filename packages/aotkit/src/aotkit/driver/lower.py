@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from aotkit_inductor_lower import LowerOptions, compile_to_program
+from aotkit_inductor_lower.driver import join_collectives
 from aotkit_inductor_lower.graph_partition import PartitionedGraph
 from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_runtime_wrappers import schema_checks
 
+from .._observer import Observer
 from ..artifact.collectives import collectives_of
 from ..artifact.records import CompiledGraph, LiveCode
 from ..frontend.tracing_context import publish_strides
@@ -20,13 +22,14 @@ from ..recorder import GraphRecord
 from .context import Boxed, CompileContext, Kind
 from .shown import show_compiled
 
-__all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten"]
+__all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten", "with_joined_collectives"]
 
 
 def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
     """Our stage ``lower``: generated kernels, or ATen as it stands."""
     if kind == "inference":  # a forward with a backward had it before it was partitioned
         graph, _ = chunk_losses(graph, ctx.options.chunk_loss_bytes)
+        graph = with_joined_collectives(graph, ctx.options, ctx.recorder)
     ctx.dump_graph(name, graph)
     checked = tuple(sorted(map(str, schema_checks.operators_to_check(graph))))
     if ctx.options.lowering == "none":
@@ -56,6 +59,13 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     made = CompiledGraph(compiled.program, constants, history, checked, compiled.report, asked)
     show_compiled(made, ctx.recorder.part(ctx.short(name)))
     return made
+
+
+def with_joined_collectives(
+    graph: torch.fx.GraphModule, options: Options, observer: Observer | None = None
+) -> torch.fx.GraphModule:
+    """The graph of which ranks run, and so compare, the collectives: some of them may be one."""
+    return graph if options.lowering == "none" else join_collectives(graph, lower_options(options), observer=observer)
 
 
 def live_graph(
@@ -104,6 +114,8 @@ def lower_options(chosen: Options) -> LowerOptions:
         check_inputs=False,  # Dynamo's guards do
         separate_kernels=chosen.separate_kernels,
         overlap_memory=chosen.overlap_memory,
+        link_latency=chosen.link_latency,
+        link_bandwidth=chosen.link_bandwidth,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

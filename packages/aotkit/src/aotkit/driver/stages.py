@@ -23,7 +23,7 @@ from ..options import Options
 from .boxed import compiling_graph, make_boxed_func
 from .bugs import of_the_user
 from .context import CompileContext, Kind, Split, Stages
-from .lower import live_graph, lower_graph, lower_options
+from .lower import live_graph, lower_graph, lower_options, with_joined_collectives
 
 __all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages", "partition_options", "prepared_joint", "split_of"]
 
@@ -43,7 +43,9 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
     joint = prepared_joint(joint, ctx.options, ctx.recorder)
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
     ctx.recorder.keep("partition", parts.report)
-    return split_of(round_trip.reread_partition(parts, joint) if ctx.options.verify else parts)
+    split = split_of(round_trip.reread_partition(parts, joint) if ctx.options.verify else parts)
+    forward, backward = (with_joined_collectives(g, ctx.options, ctx.recorder) for g in (split.forward, split.backward))
+    return replace(split, forward=forward, backward=backward)
 
 
 def prepared_joint(
@@ -64,6 +66,7 @@ def partition_options(metadata: GraphMetadata, chosen: Options) -> PartitionOpti
         strategy=chosen.partitioner,
         memory_budget=chosen.memory_budget,
         chunk_loss_bytes=chosen.chunk_loss_bytes,
+        regather=chosen.regather,
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
         details="decisions",

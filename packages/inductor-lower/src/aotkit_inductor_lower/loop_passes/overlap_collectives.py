@@ -9,7 +9,7 @@ Note [Orders with collectives]
 
     The bound is the peak of the given order and a share of it, `LowerOptions.overlap_memory`, or the size below which
     no order is worth a search if a share is allowed at all. The clock is a rough
-    model of a machine (the constants below), the same on all ranks: it decides orders only. Starts keep the order of
+    model of a machine (the constants below, and the options' link): it decides orders only. Starts keep the order of
     the program, see Note [While a collective runs], so ranks agree whatever the model says.
 """
 
@@ -27,13 +27,13 @@ from ..analysis.nests import buffer_bytes
 from ..ir import Alias, Buffer, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of, step_reads, step_writes
 from ..ops.aten import collective_role
+from ..options import LowerOptions
 from ..passes import Decision, Pass, PassContext, fuses
 from .order_steps import LEAST_BYTES
 
 __all__ = ["PASS", "overlap_collectives"]
 
 _AHEAD = (1 << 30, 64, 16, 4)  # so many steps ahead of the first that has not run
-_LATENCY, _LINK = 20e-6, 4e9  # seconds of a collective, and bytes per second
 _MEMORY, _ARITHMETIC = 10e9, 100e9  # bytes and operations per second of a step
 _OWN_ORDER = ("aten.", "mkldnn.", "prims.")  # whose effects, if any, other ranks don't see
 
@@ -84,10 +84,16 @@ class _Clock:
         return self._ends.get(self._problem.collectives.waits[wait], 0.0)
 
 
-def overlap_collectives(program: Program, share: float, decisions: list[Decision] | None = None) -> Program:
+def overlap_collectives(
+    program: Program,
+    share: float,
+    decisions: list[Decision] | None = None,
+    link: tuple[float, float] = (LowerOptions.link_latency, LowerOptions.link_bandwidth),
+) -> Program:
     """The program in the best order found, see Note [Orders with collectives].
 
-    ``share``: how much the peak may grow. ``decisions`` gets one for each collective.
+    ``share``: how much the peak may grow. ``decisions`` gets one for each collective. ``link``: seconds of a collective
+    without bytes, and bytes per second.
     """
     collectives = Collectives.of(program.steps)
     if not collectives.starts:
@@ -100,7 +106,7 @@ def overlap_collectives(program: Program, share: float, decisions: list[Decision
         _needs(program),
         lives,
         collectives,
-        [_seconds(step, buffers) for step in program.steps],
+        [_seconds(step, buffers, link) for step in program.steps],
         max(peak + int(peak * share), LEAST_BYTES) if share else peak,
     )
     best: Sequence[int] = given
@@ -227,13 +233,15 @@ class _Urgent:
         return self._found if self._left else frozenset()
 
 
-def _seconds(step: Step, buffers: Mapping[str, Buffer]) -> float:
+def _seconds(step: Step, buffers: Mapping[str, Buffer], link: tuple[float, float]) -> float:
     """By the rough model; of a start, how long its collective takes."""
     if isinstance(step, Alias):
         return 0.0
     read, written = ([buffer_bytes(buffers[name]) for name in names] for names in (step_reads(step), step_writes(step)))
     if isinstance(step, ExternCall) and collective_role(step.target) is not None:
-        return _LATENCY + max(sum(read), sum(written)) / _LINK if collective_role(step.target) == "start" else 0.0
+        latency, bandwidth = link
+        started = collective_role(step.target) == "start"
+        return latency + max(sum(read), sum(written)) / bandwidth if started else 0.0
     seconds = (sum(read) + sum(written)) / _MEMORY
     if isinstance(step, LoopNest) or len(read) < 2 or not written:
         return seconds
@@ -277,7 +285,8 @@ def _run(program: Program, ctx: PassContext) -> Program:
     share = ctx.options.overlap_memory
     if share is None or ctx.fuel.left < 1:
         return program
-    found = overlap_collectives(program, share, ctx.decisions)
+    link = (ctx.options.link_latency, ctx.options.link_bandwidth)
+    found = overlap_collectives(program, share, ctx.decisions, link)
     if found is not program:
         ctx.fuel.take()
     return found
