@@ -6,8 +6,9 @@ python -m tools.ranks --again                         all of it anew
 python -m tools.ranks --table                         what the journal has, as a table
 
 A case is a model (BERT, Llama and ResNet of `transformers`, tiny, float64), a way to spread it over processes on this
-machine (gloo), and a variant. It holds if the losses of all steps and all parameters and buffers after them are those of eager's own
-run on the same ranks, to 1e-12 of their size. A graph that aotkit leaves to eager mode is named in the row.
+machine (gloo), and a variant. It holds if the losses of all steps and all parameters and buffers after them are those
+of eager's own run on the same ranks, to 1e-12 of their size. A graph that aotkit leaves to eager mode is named in the
+row.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ _VOCABULARY, _CLASSES = 40, 6
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``build`` gives the model, whose weights depend on torch's seed; ``batch`` takes a batch size and a length (tokens,
-    or pixels on a side) and gives the input and labels; ``loss`` takes what the model returns, and labels; ``blocks``
-    are the modules that are sharded, and checkpointed, each by itself; ``plan`` is for ``parallelize_module``."""
+    """``build`` gives the model, whose weights depend on torch's seed; ``batch`` takes a batch size and a length
+    (tokens, or pixels on a side) and gives the input and labels; ``loss`` takes what the model returns, and labels;
+    ``blocks`` are the modules that are sharded, and checkpointed, each by itself; ``plan`` is for
+    ``parallelize_module``."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .cli.cache import load_cache, save_cache
     from .driver.boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
     from .driver.freezing import discard_parameters
+    from .driver.link import measure_link
     from .driver.package import Package, load
     from .driver.user_passes import GraphPasses
     from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
@@ -99,6 +100,7 @@ __all__ = [
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
+    "measure_link",
     "nop",
     "profile",
     "report",
@@ -118,6 +120,7 @@ _HOMES = {
             "aot_export_module",
         ),
         ".driver.freezing": ("discard_parameters",),
+        ".driver.link": ("measure_link",),
         ".recorder": (
             "GraphRecord",
             "Recorder",
