@@ -89,6 +89,45 @@ def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_g
     assert not counters["graph_break"]
 
 
+@needs_pasting
+@pytest.mark.parametrize("keep_gradients", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hooks_behind_an_accumulation_read_and_write_the_gradient_in_the_graph(keep_gradients, dtype):
+    """As DDP does, which sums gradients over all ranks there."""
+
+    def change(parameter):
+        parameter.grad.copy_(parameter.grad.sin() / 3)
+
+    def hooked():
+        net = model().to(dtype)
+        net[3].weight.data = net[3].weight.data.as_strided((8,), (1,))
+        net[0].weight.data = torch.randn(4, 8, dtype=dtype, generator=torch.Generator().manual_seed(1)).t()
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(change)
+        return net
+
+    def steps(net, backward_pass):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        found = []
+        for step in range(3):
+            torch.manual_seed(step)
+            if not keep_gradients:
+                optimizer.zero_grad()
+            backward_pass(net, torch.randn(3, 4, dtype=dtype))
+            optimizer.step()
+            found += [(p.grad.clone(), p.grad.stride()) for p in net.parameters()]
+        return found
+
+    expected = steps(hooked(), plainly)
+    net = hooked()
+    run = torch.compile(net, backend="aotkit", options=OPTIONS)
+    got = steps(net, under_compiled_autograd(run, torch.compile(backend="aotkit", fullgraph=True, options=OPTIONS)))
+    for (mine, strides), (its, its_strides) in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+        assert strides == its_strides
+    assert counters["compiled_autograd"]["captures"] >= 1 and not counters["graph_break"]
+
+
 @pytest.fixture
 def not_pasted(monkeypatch):
     """Compiled autograd before torch 2.13, which takes no backward apart but AOTAutograd's."""
