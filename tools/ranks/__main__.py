@@ -16,23 +16,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import shutil
-import signal
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .models import MODELS
+from .processes import run_ranks
 from .train import TOLERANCE, VARIANTS, Case, compare
 from .wraps import WRAPS
 
@@ -41,14 +35,8 @@ __all__ = ["main", "run_case"]
 
 def run_case(case: Case, steps: int, timeout: float, options: dict[str, Any]) -> dict[str, Any]:
     """A row of the journal. One process a rank, forked from this one, which has imported what they need."""
-    folder = Path(tempfile.mkdtemp())
     began = time.monotonic()
-    children = [_rank(case, steps, folder, rank, options) for rank in range(case.ranks)]
-    try:
-        ended = _wait(children, began + timeout)
-        answers = [_read(folder / f"answer{rank}") for rank in range(case.ranks)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    answers, ended = run_ranks(case.ranks, lambda _, folder: asdict(compare(case, steps, folder, options)), timeout)
     verdict, detail = _verdict(answers, ended)
     return {"case": str(case), "verdict": verdict, **detail, "seconds": round(time.monotonic() - began, 1)}
 
@@ -63,46 +51,6 @@ def _verdict(answers: Sequence[dict[str, Any] | None], ended: bool) -> tuple[str
     difference = max(answer["difference"] for answer in found)
     detail = {"difference": difference, **{name: found[0][name] for name in ("graphs", "collectives", "eager")}}
     return "equal" if difference <= TOLERANCE else "differs", detail
-
-
-def _rank(case: Case, steps: int, folder: Path, rank: int, options: dict[str, Any]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    try:
-        os.environ["AOTKIT_CACHE_DIR"] = str(folder / "cache")
-        store = dist.FileStore(str(folder / "store"), case.ranks)
-        timeout = timedelta(seconds=60)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=case.ranks, timeout=timeout)
-        answer = asdict(compare(case, steps, folder, options))
-    except BaseException as error:  # noqa: BLE001  # it is what the journal keeps
-        if os.environ.get("TRACEBACK"):
-            traceback.print_exception(getattr(error, "inner_exception", error))
-        error = getattr(error, "inner_exception", error)
-        answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
-    (folder / f"part{rank}").write_text(json.dumps(answer))
-    (folder / f"part{rank}").rename(folder / f"answer{rank}")
-    others = [folder / f"answer{other}" for other in range(case.ranks)]
-    until = time.monotonic() + 70
-    while not all(other.exists() for other in others) and time.monotonic() < until:  # they may be talking to this one
-        time.sleep(0.01)
-    os._exit(0)  # gloo's threads are not always joined when a process ends by itself
-
-
-def _wait(children: Sequence[int], until: float) -> bool:
-    """Whether all ended in time; those that did not are ended."""
-    left = list(children)
-    while left and time.monotonic() < until:
-        left = [child for child in left if os.waitpid(child, os.WNOHANG)[0] == 0]
-        time.sleep(0.02)
-    for child in left:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return not left
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _cases(only: str) -> list[Case]:
