@@ -3,8 +3,8 @@
 python -m tools.ranks.faults                  100 random faults
 python -m tools.ranks.faults --first 17 --count 1
 
-Each is a training step of a layer whose result is summed over two or three ranks, with or without `share_compiles`, over
-a store in a file or one that the first rank holds. Every rank that lives must have the right numbers, or a typed error
+Each is a call of a layer whose result is summed over two or three ranks, with or without `share_compiles`, over a store
+in a file or one that the first rank holds. Every rank that lives must have the right numbers, or a typed error
 (or gloo's own, where another one died in the middle of a collective), within the timeout.
 """
 

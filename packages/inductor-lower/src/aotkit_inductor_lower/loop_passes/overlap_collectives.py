@@ -34,6 +34,7 @@ from .order_steps import LEAST_BYTES
 __all__ = ["PASS", "overlap_collectives"]
 
 _AHEAD = (1 << 30, 64, 16, 4)  # so many steps ahead of the first that has not run
+_LINK = (LowerOptions().link_latency, LowerOptions().link_bandwidth)  # seconds, and bytes per second
 _MEMORY, _ARITHMETIC = 10e9, 100e9  # bytes and operations per second of a step
 _OWN_ORDER = ("aten.", "mkldnn.", "prims.")  # whose effects, if any, other ranks don't see
 
@@ -88,7 +89,7 @@ def overlap_collectives(
     program: Program,
     share: float,
     decisions: list[Decision] | None = None,
-    link: tuple[float, float] = (LowerOptions.link_latency, LowerOptions.link_bandwidth),
+    link: tuple[float, float] = _LINK,
 ) -> Program:
     """The program in the best order found, see Note [Orders with collectives].
 
