@@ -22,7 +22,13 @@ from .driver.ranks import RankCheck
 from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
-from .frontend.inputs import attribute_tensors, calls_flex_attention, has_lists, unsupported_input
+from .frontend.inputs import (
+    accumulates_gradients,
+    attribute_tensors,
+    calls_flex_attention,
+    has_lists,
+    unsupported_input,
+)
 from .frontend.saving import is_saved_by_torch
 from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
@@ -99,8 +105,8 @@ def compile_graph_module(
         return _compile_to_save(_written_out(gm), example_inputs, options, recorder, passes)
     try:
         gm = _written_out(gm)
-        if has_lists(example_inputs):
-            return _compile_with_lists(gm, example_inputs, options, recorder, passes)
+        if has_lists(example_inputs) or accumulates_gradients(gm):
+            return _compile_backward_pass(gm, example_inputs, options, recorder, passes)
         return _compile_plain(gm, example_inputs, options, recorder, passes)
     except Exception as error:
         if not is_bug(error):
@@ -199,7 +205,7 @@ def _tell_of_minifier() -> None:
         )
 
 
-def _compile_with_lists(
+def _compile_backward_pass(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
@@ -215,7 +221,7 @@ def _compile_with_lists(
             raise
         return run_eagerly(gm, str(refusal), recorder)
     accumulations = defer_accumulations(plain)
-    run = compile_graph_module(plain, flat, options, recorder, passes)
+    run = _compile_plain(plain, flat, options, recorder, passes)
     return lambda *args: accumulations.finish(run(*flatten(args)))
 
 

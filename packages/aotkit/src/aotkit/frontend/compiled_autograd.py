@@ -20,6 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..errors import CompileError
+from .inputs import ACCUMULATIONS
 
 __all__ = ["Accumulations", "defer_accumulations", "without_lists"]
 
@@ -97,9 +98,6 @@ class Accumulations:
         return outputs
 
 
-_ACCUMULATE = ("AccumulateGrad", "call_accumulate_grad")
-
-
 def defer_accumulations(gm: torch.fx.GraphModule) -> Accumulations:
     """Take calls that accumulate gradients, and whose results are used by nobody but the caller, out of ``gm``.
 
@@ -115,7 +113,7 @@ def defer_accumulations(gm: torch.fx.GraphModule) -> Accumulations:
         return _Result(len(extra) - 1)
 
     for node in list(gm.graph.nodes):
-        if getattr(node.target, "__name__", "") not in _ACCUMULATE or node.kwargs:
+        if getattr(node.target, "__name__", "") not in ACCUMULATIONS or node.kwargs:
             continue
         element, result = _element(node)
         if set(result.users) - {output} or (result is not node and len(node.users) > 1):

@@ -9,6 +9,7 @@ Note [Tensors that a graph holds]
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["attribute_tensors", "calls_flex_attention", "fake_inputs", "has_float_symbols", "has_lists"]
-__all__ += ["lift_attributes", "symbolic_twins", "unsupported_input"]
+__all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
+__all__ += ["has_float_symbols", "has_lists", "lift_attributes", "symbolic_twins", "unsupported_input"]
+
+#: Functions of compiled autograd that set ``.grad``.
+ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
 
 
 def calls_flex_attention(gm: torch.fx.GraphModule) -> bool:
@@ -115,6 +119,13 @@ def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> A
 def has_lists(example_inputs: Sequence[Any]) -> bool:
     """Whether an input is a list."""
     return any(isinstance(value, list | tuple) for value in example_inputs)
+
+
+def accumulates_gradients(gm: torch.fx.GraphModule) -> bool:
+    """Whether it is (a part of) a backward pass as compiled autograd makes it, and sets ``.grad`` of tensors."""
+    if "torch._dynamo.compiled_autograd" not in sys.modules:
+        return False
+    return any(getattr(node.target, "__name__", "") in ACCUMULATIONS for node in gm.graph.nodes)
 
 
 def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) -> str | None:
