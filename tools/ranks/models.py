@@ -45,6 +45,8 @@ def _bert() -> nn.Module:
 class _Rotary(nn.Module):
     """Cosines and sines of Llama's positions, in float64."""
 
+    frequencies: torch.Tensor
+
     def __init__(self, width: int) -> None:
         super().__init__()
         exponents = torch.arange(0, width, 2, dtype=torch.float64) / width

@@ -51,7 +51,8 @@ def _fully_sharded(reshard: bool) -> Callable[[nn.Module, Model], nn.Module]:
         mesh = mesh or _mesh(dp=dist.get_world_size())
         for holder, name in model.blocks(net):
             fully_shard(holder.get_submodule(name), mesh=mesh, reshard_after_forward=reshard)
-        return fully_shard(net, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(net, mesh=mesh, reshard_after_forward=reshard)
+        return net
 
     return apply
 

@@ -90,7 +90,12 @@ def gathered_inputs(joint: JointGraph) -> list[bool]:
     return found
 
 
-_MOVES = ("aten._to_copy.default", "aten.clone.default", "prims.convert_element_type.default", "aten.cat.default")
+_MOVES: tuple[str, ...] = (
+    "aten._to_copy.default",
+    "aten.clone.default",
+    "prims.convert_element_type.default",
+    "aten.cat.default",
+)
 _MOVES += ("aten.constant_pad_nd.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import CompileError
 from .inputs import ACCUMULATIONS
@@ -135,10 +136,9 @@ def _write_out(node: torch.fx.Node, result: torch.fx.Node) -> None:
     """Put in the place of ``result`` what the accumulation ``node`` does, if it is about dense tensors."""
     if getattr(node.target, "__name__", "") != "AccumulateGrad" or result is node or len(node.args) < 3:
         return
-    (grad,), variable, old = node.args[:3]  # type: ignore[misc]
-    if not all(_is_dense(given) for given in (grad, variable) if given is not None) or not (
-        old is None or _is_dense(old)
-    ):
+    given, variable, old = node.args[:3]
+    (grad,) = given if isinstance(given, list | tuple) else (None,)
+    if not all(map(_is_dense, (grad, variable) if old is None else (grad, variable, old))):
         return
     graph = node.graph
     with graph.inserting_before(node):
@@ -156,8 +156,9 @@ def _write_out(node: torch.fx.Node, result: torch.fx.Node) -> None:
 def _is_dense(given: Any) -> bool:
     """Whether it is a plain tensor whose elements all are in memory."""
     value = given.meta.get("example_value") if isinstance(given, torch.fx.Node) else None
-    plain = isinstance(value, torch.Tensor) and not torch.utils._python_dispatch.is_traceable_wrapper_subclass(value)
-    return plain and value.layout == torch.strided
+    if not isinstance(value, torch.Tensor) or is_traceable_wrapper_subclass(value):
+        return False
+    return value.layout == torch.strided
 
 
 def _element(node: torch.fx.Node) -> tuple[int | None, torch.fx.Node]:
