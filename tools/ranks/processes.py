@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,7 @@ def _start(count: int, body: Body, folder: Path, rank: int, master: int | None) 
     child = os.fork()
     if child:
         return child
+    warnings.simplefilter("default")  # torch's own capture of a backward pass can't stand warnings that are errors
     os.environ["AOTKIT_CACHE_DIR"] = str(folder / f"cache{rank}")
     try:
         dist.init_process_group(
