@@ -8,7 +8,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.driver import GRAPH_PASSES, KERNEL_PASSES, LOOP_PASSES, WRITE_PASSES, pass_names
+from aotkit_inductor_lower.driver import (
+    COLLECTIVE_PASSES,
+    GRAPH_PASSES,
+    KERNEL_PASSES,
+    LOOP_PASSES,
+    WRITE_PASSES,
+    pass_names,
+)
 from aotkit_inductor_lower.errors import UnknownPassError
 from aotkit_inductor_lower.passes import Fuel, PassContext, check_disabled
 
@@ -51,7 +58,7 @@ def test_with_any_fuel_results_are_the_same(fuel: int) -> None:
 
 
 def test_names_are_those_of_all_optional_passes() -> None:
-    every = [*WRITE_PASSES, *GRAPH_PASSES, *LOOP_PASSES, *KERNEL_PASSES]
+    every = [*WRITE_PASSES, *COLLECTIVE_PASSES, *GRAPH_PASSES, *LOOP_PASSES, *KERNEL_PASSES]
     optional = [each.name for each in every if not each.required]  # type: ignore[attr-defined]
     assert list(pass_names()) == optional == list(dict.fromkeys(optional))
     assert set(pass_names("graph")) | set(pass_names("loop")) | set(pass_names("kernel")) == set(optional)

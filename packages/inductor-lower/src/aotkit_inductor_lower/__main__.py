@@ -14,7 +14,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .driver import DEVICE_PASSES, GRAPH_PASSES, KERNEL_LEVEL, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
+from .driver import (
+    COLLECTIVE_PASSES,
+    DEVICE_PASSES,
+    GRAPH_PASSES,
+    KERNEL_LEVEL,
+    KERNEL_PASSES,
+    LOOP_LEVEL,
+    LOOP_PASSES,
+    WRITE_PASSES,
+)
 from .errors import CodegenError, IRError
 from .ir.parse import parse_program
 from .ir.print import print_program
@@ -94,7 +103,7 @@ def _listing() -> str:
     lines = []
     for level, passes in (
         ("FX graph, once", WRITE_PASSES),
-        ("FX graph", (*DEVICE_PASSES, *GRAPH_PASSES)),
+        ("FX graph", (*DEVICE_PASSES, *COLLECTIVE_PASSES, *GRAPH_PASSES)),
         ("loop IR", LOOP_PASSES),
         ("kernel IR", KERNEL_PASSES),
     ):
