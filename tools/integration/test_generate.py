@@ -81,3 +81,60 @@ def test_a_step_of_bfloat16_is_as_exact_as_eagers() -> None:
         want, true = logits(model, model), logits(exact, exact)
         got = logits(model, torch.compile(model, backend="aotkit", options={"fallback": "error"}))
     assert (got - true).abs().max() <= 1.5 * (want - true).abs().max()
+
+
+def test_sampled_tokens_are_eagers_with_the_same_seed() -> None:
+    model, prompt = make_model(num_hidden_layers=1), torch.randint(0, 500, (2, 7))
+    how = {**HOW, "max_new_tokens": 32, "do_sample": True, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
+    runs = []
+    for call in (model, compiled(model)):
+        torch.manual_seed(3)
+        runs.append(call.generate(prompt, **how))
+    assert torch.equal(*runs)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_prompt_in_chunks_gives_eagers_tokens() -> None:
+    model, prompt = make_model(num_hidden_layers=1), torch.randint(0, 500, (1, 50))
+    how = {**HOW, "max_new_tokens": 12, "prefill_chunk_size": 16}
+    expected = model.generate(prompt, **how)
+    assert torch.equal(compiled(model).generate(prompt, **how), expected)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Mistral"])
+def test_experts_and_sliding_windows_give_eagers_tokens(kind: str) -> None:
+    """Tokens go beyond the window."""
+    own = {"num_local_experts": 8, "num_experts_per_tok": 2} if kind == "Mixtral" else {"sliding_window": 16}
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 500}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_attention_heads=4, num_key_value_heads=2, **own)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    prompt, how = torch.randint(0, 500, (1, 9)), {**HOW, "max_new_tokens": 24}
+    expected = model.generate(prompt, **how)
+    assert torch.equal(compiled(model).generate(prompt, **how), expected)
+
+
+def test_a_full_cache_is_an_error_and_keeps_what_is_in_it() -> None:
+    """As in eager mode: also what lies behind the cache's memory is not written to."""
+    model = make_model(num_hidden_layers=1)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    step = torch.compile(model, backend="aotkit", options={"fallback": "error"})
+
+    def token(place: int) -> None:
+        places = torch.tensor([place])
+        step(torch.tensor([[1]]), past_key_values=cache, cache_position=places, position_ids=places[None])
+
+    with torch.no_grad():
+        model(torch.arange(15)[None], past_key_values=cache, cache_position=torch.arange(15))
+        layer = cache.layers[0]
+        whole = [torch.full((2, 2, 16, 32), 7.0) for _ in range(2)]  # a cache, and as much behind it
+        for name, memory in zip(("keys", "values"), whole, strict=True):
+            memory[0] = getattr(layer, name)[0]
+            setattr(layer, name, memory[:1])
+        token(15)
+        before = [memory.clone() for memory in whole]
+        assert all(memory[0, :, 15].ne(7).all() for memory in whole)
+        for _ in range(2):
+            with pytest.raises(IndexError, match="index is out of range"):
+                token(16)
+    assert all(torch.equal(memory, was) for memory, was in zip(whole, before, strict=True))

@@ -27,6 +27,7 @@ from torch import nn
 from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
+from ..artifact.graph_inputs import InputCheck
 from ..artifact.saved_checks import CheckTree, tree_of_rows
 from ..artifact.torch_state import state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
@@ -118,7 +119,8 @@ class SavedFunction:
     """
 
     def __init__(self, graph: SavedGraph, described: Mapping[str, Any], namespace: Mapping[str, Any] | None) -> None:
-        self.graph = graph
+        assert graph.contract is not None
+        self.graph, self._check_inputs = graph, InputCheck(graph.contract)
         self.name = str(described["name"])
         names = {name: _global(form) for name, form in described["globals"].items()}
         names.update(namespace or {})
@@ -158,9 +160,7 @@ class SavedFunction:
         self._checked.update(modules)
 
     def _call_graph(self, *values: Any) -> Any:
-        contract = self.graph.contract
-        assert contract is not None
-        contract.check(values)
+        self._check_inputs(values)
         return self.graph(*values)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from aotkit_inductor_lower.runtime import BindError
 from aotkit_runtime_wrappers import AliasingChangedError, WrapperError
 
 from ..artifact.custom_ops import check_operators
-from ..artifact.graph_inputs import InputContract
+from ..artifact.graph_inputs import InputCheck, InputContract
 from ..artifact.package_file import read_weights, write_block
 from ..artifact.records import Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
@@ -55,7 +55,7 @@ class TrainingStep:
     def __init__(self, artifact: Artifact, described: Mapping[str, Any]) -> None:
         self._artifact, self._described = artifact, described
         self._slots = [StateSlot(*row) for row in described["slots"]]
-        self._contract = InputContract.from_json(described["contract"])
+        self._check_inputs = InputCheck(InputContract.from_json(described["contract"]))
         self._run = bind(artifact, name="step")
         self._model: nn.Module | None = None
         self._optimizer: Any = None
@@ -105,7 +105,7 @@ class TrainingStep:
         names = self._described["weights"]
         if optimizer is not None:
             self._check_optimizer(optimizer, weights)
-        inputs = self._contract.inputs[len(names) :]
+        inputs = self._check_inputs.contract.inputs[len(names) :]
         kept: dict[tuple[str, str], torch.Tensor] = {}
         for number, (slot, wanted) in enumerate(zip(self._slots, inputs, strict=False)):
             name = names[slot.weight]
@@ -149,7 +149,7 @@ class TrainingStep:
         here = value_to_json(state_of_call())
         if here != self._described["state"]:
             tell_state(here, self._described["state"])
-        self._contract.check(flat)
+        self._check_inputs(flat)
         try:
             with torch.no_grad():
                 results = self._run(flat)

@@ -1,0 +1,133 @@
+"""What lies between two tokens beside reading weights: guards, wrapper and launch plan, and what a first call takes.
+
+python -m tools.bench.decode_calls               24 small layers, so that weights are read quickly
+python -m tools.bench.decode_calls --layers 6
+
+Each way has a cache of its own and gets the same words; turns are interleaved token by token. "eager's graph" is Dynamo
+alone: the graph of `backend="eager"`, whose first call is Dynamo's part of the others'. The second of ours finds the
+first in the cache (set AOTKIT_CACHE_DIR to an empty folder for a first one that is cold).
+Processor time of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import aotkit
+from tools.bench.__main__ import machine
+
+__all__ = ["main"]
+
+LENGTH = 512  # of the cache
+PROMPT = 8
+WORDS = 1000
+
+Step = Callable[..., torch.Tensor]
+
+
+def make_model(layers: int) -> Any:
+    """A Llama whose weights are 2.4 MB a layer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": layers, "vocab_size": WORDS}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+
+
+def step(model: Any, cache: Any, word: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The logits of the next word."""
+    logits: torch.Tensor = model(word, past_key_values=cache, cache_position=place, position_ids=place[None]).logits
+    return logits
+
+
+def filled_cache(model: Any) -> Any:
+    """A cache with a prompt in it."""
+    from transformers import StaticCache
+
+    cache, places = StaticCache(config=model.config, max_cache_len=LENGTH), torch.arange(PROMPT)
+    model(places[None], past_key_values=cache, cache_position=places)
+    return cache
+
+
+def compiled_ways() -> dict[str, Step]:
+    """The step, compiled with all guards, with some and with none."""
+    unsafe = torch.compiler
+    filters = {
+        "guards but of modules": unsafe.skip_guard_on_inbuilt_nn_modules_unsafe,
+        "no guards": unsafe.skip_all_guards_unsafe,
+    }
+    filtered = {name: _compiled("aotkit", guard_filter_fn=rule) for name, rule in filters.items()}
+    return {"eager": step, "eager's graph": _compiled("eager"), "aotkit": _compiled("aotkit"), **filtered}
+
+
+def _compiled(backend: str, **options: Any) -> Step:
+    def own(model: Any, cache: Any, word: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return step(model, cache, word, place)
+
+    own.__code__ = own.__code__.replace(co_name=f"step_{backend}_{len(options)}")  # graphs of one code share a cache
+    made: Step = torch.compile(own, backend=backend, options=options or None)
+    return made
+
+
+def saved_way(model: Any) -> tuple[Step, float]:
+    """The step, saved and loaded, and the seconds that loading took."""
+    arguments = model, filled_cache(model), torch.tensor([[1]]), torch.tensor([PROMPT])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.aotkit"
+        aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(step, arguments), path)
+        start = time.process_time()
+        loaded = aotkit.saved.load_compiled_function(path)
+        return loaded, time.process_time() - start
+
+
+@torch.no_grad()
+def measure(layers: int, tokens: int) -> Mapping[str, tuple[float, float]]:
+    """(seconds of the first call, seconds of a token) of each way."""
+    model, ways = make_model(layers), compiled_ways()
+    caches = {name: filled_cache(model) for name in (*ways, "saved")}
+    first = {name: timed(call, model, caches[name], 0) for name, call in ways.items()}
+    ways["saved"], loading = saved_way(model)
+    first["saved"] = loading + timed(ways["saved"], model, caches["saved"], 0)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(1, tokens + 1):
+        for name, call in ways.items():
+            taken[name].append(timed(call, model, caches[name], turn))
+    return {name: (first[name], statistics.median(seconds)) for name, seconds in taken.items()}
+
+
+def timed(call: Step, model: Any, cache: Any, turn: int) -> float:
+    """Seconds of one token."""
+    word, place = torch.tensor([[turn * 7 % WORDS]]), torch.tensor([PROMPT + turn])
+    start = time.process_time()
+    call(model, cache, word, place)
+    return time.process_time() - start
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.decode_calls", description=__doc__)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=40)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{machine()}; {chosen.layers} layers\n")
+    print("| way | first call, s | us per token | more than without guards |")
+    print("|---|---:|---:|---:|")
+    found = measure(chosen.layers, chosen.tokens)
+    least = found["no guards"][1]
+    for name, (first, token) in found.items():
+        print(f"| {name} | {first:.2f} | {token * 1e6:.0f} | {(token - least) * 1e6:+.0f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
