@@ -113,7 +113,8 @@ def _inline(gm: GraphModule, traced: GraphModule, given: Any, call: Node) -> Any
             continue
         copy = copies[node] = gm.graph.node_copy(node, copies.__getitem__)
         copy.meta = {name: call.meta[name] for name in _KEPT if name in call.meta}
-        copy.meta["example_value"] = node.meta["val"]
+        if "val" in node.meta:  # torch 2.11 leaves none at numbers
+            copy.meta["example_value"] = node.meta["val"]
         if node.op == "get_attr":  # a tensor that a function of the user's makes
             copy.target = _free_name(gm, str(node.target))
             setattr(gm, copy.target, getattr(traced, str(node.target)))
