@@ -120,23 +120,36 @@ def _backward(
 
 
 def _target_class(
-    nest: ViewBuilder, target: View, index: tuple[Expr, ...], classes: Expr, ignore: int
+    nest: ViewBuilder, target: View, index: tuple[Expr, ...], classes: Expr, ignore: int | Expr
 ) -> tuple[Value, Value, Expr]:
     """(target, whether it counts, index of its class). A negative target that is not ignored is out of range."""
     wanted = nest.cast(nest.load(target, index), DType.I64)
-    counts = nest.op("ne", wanted, nest.const(ignore, DType.I64))
+    counts = nest.op("ne", wanted, nest.scalar(ignore, DType.I64))
     zero = nest.const(0, DType.I64)
     refused = nest.where(nest.op("lt", wanted, zero), nest.index_value(classes), wanted)
     return wanted, counts, nest.check_index(nest.where(counts, refused, zero), classes)
 
 
-@TABLE.lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def nll_loss(
-    ctx: LoweringContext, node: Node, x: View, target: View, weight: View | None, reduction: int, ignore: int
-) -> NodeValue:
-    """``-weight[t] * x[.., t, ..]`` of every target; summed, or averaged by the weights that count."""
+def _check_known(x: View, reduction: int | Expr) -> None:
+    """Raises :class:`Fallback` for what ATen computes. Compiled autograd gives whole numbers as dynamic sizes."""
     if len(x.sizes) == 1:
         raise Fallback("the loss of a single sample is left to ATen")
+    if not isinstance(reduction, int):
+        raise Fallback("how the loss is reduced is known at run time only")
+
+
+@TABLE.lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    target: View,
+    weight: View | None,
+    reduction: int | Expr,
+    ignore: int | Expr,
+) -> NodeValue:
+    """``-weight[t] * x[.., t, ..]`` of every target; summed, or averaged by the weights that count."""
+    _check_known(x, reduction)
     vals = node.meta["val"]
     loss, weights = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(vals))
     dtype = compute_dtype(x.dtype)
@@ -172,13 +185,12 @@ def nll_loss_backward(
     x: View,
     target: View,
     weight: View | None,
-    reduction: int,
-    ignore: int,
+    reduction: int | Expr,
+    ignore: int | Expr,
     total_weight: View,
 ) -> View:
     """``-weight[t] * grad`` at the target's class, 0 elsewhere."""
-    if len(x.sizes) == 1:
-        raise Fallback("the loss of a single sample is left to ATen")
+    _check_known(x, reduction)
     dtype = compute_dtype(x.dtype)
 
     def compute(nest: ViewBuilder) -> Value:
