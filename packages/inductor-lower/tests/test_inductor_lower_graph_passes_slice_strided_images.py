@@ -98,6 +98,7 @@ ON_TWO_THREADS = """
 import torch, aotkit_inductor_lower as lower
 from torch.fx.experimental.proxy_tensor import make_fx
 torch.set_num_threads(2)
+torch.manual_seed(0)
 last = torch.channels_last
 for _ in range(20):
     x = torch.randn(17, 8, 12, 12).to(memory_format=last)
@@ -108,7 +109,7 @@ for _ in range(20):
     run = lower.compile_graph(make_fx(by_weights, tracing_mode="fake")(grad, x, w))
     (got,) = run([grad, x, w])
     want = torch.einsum("noyx,ncyx->oc", grad.double(), x[:, :, ::2, ::2].double())
-    torch.testing.assert_close(got[:, :, 0, 0].double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[:, :, 0, 0].double(), want, rtol=1e-5, atol=1e-4)  # sums of 612 in float32
 """
 
 
