@@ -47,7 +47,7 @@ def test_the_same_gradients(stride: list[int], wanted: list[bool], mode: str) ->
     wide = run(*(arg.double() for arg in args))
     for ours, theirs, exact in zip(results, run(*args), wide, strict=True):
         assert ours.shape == theirs.shape
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-4)  # sums of up to 507 in float32
 
 
 @pytest.mark.parametrize("layout", [LAST, torch.contiguous_format])
