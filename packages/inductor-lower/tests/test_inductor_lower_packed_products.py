@@ -23,11 +23,14 @@ from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
+from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 needs_panels = pytest.mark.skipif(not panel_columns(), reason="ATen packs in no layout that kernels read")
-needs_pairs = pytest.mark.skipif(not multiplies_pairs(host_machine()), reason="no instructions for pairs of bfloat16")
+needs_pairs = pytest.mark.skipif(  # an emulated processor is asked here as well
+    not multiplies_pairs(cpu_target().machine), reason="no instructions for pairs of bfloat16"
+)
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]
 
