@@ -65,7 +65,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cudagraphs": ("drivers", "split", "trees"),
     "cache": ("sealed", "stores"),
-    "aotkit": ("hugging_face", "saved", "staged"),
+    "aotkit": ("attention", "hugging_face", "link", "saved", "staged"),
 }
 
 

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention as of_torch
 from torch.utils.checkpoint import checkpoint
 
 import aotkit
+from aotkit.attention import flex_attention
 
 ERROR: dict[str, Any] = {"fallback": "error"}
 BIAS, TABLE = torch.linspace(-1, 1, 4), torch.linspace(-2, 2, 127)
@@ -67,7 +68,7 @@ CASES = [(None, causal), (distance, None), (softcap, with_empty_row), (relative,
 def test_results_are_torchs(score_mod: Any, mask_mod: Any, dtype: torch.dtype) -> None:
     q, k, v = operands(dtype, heads=2)
     mask, given = block_mask(mask_mod), {"enable_gqa": True, "return_lse": True, "scale": 0.3}
-    want, got = (each(q, k, v, score_mod, mask, **given) for each in (eager, aotkit.flex_attention))
+    want, got = (each(q, k, v, score_mod, mask, **given) for each in (eager, flex_attention))
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(got, want, rtol=0, atol=near)  # types too; bits differ with the processor's products
 
@@ -99,7 +100,7 @@ def test_torchs_call_follows_autocast() -> None:
     got = torch.compile(f, backend="aotkit", options=ERROR)(q, k, v)
     with torch.autocast("cpu", torch.bfloat16):
         want = eager(q * 2, k, v, distance)
-        ours = aotkit.flex_attention(q * 2, k, v, distance)
+        ours = flex_attention(q * 2, k, v, distance)
     assert got.dtype == want.dtype == ours.dtype == torch.bfloat16
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(ours, want)
@@ -118,7 +119,7 @@ class Layer(nn.Module):
             return torch.tanh(s / 5) * 5 + self.bias[h] * (i - j).abs() + self.table[i - j + 63].sin()
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-            return aotkit.flex_attention(q, k, v, change, self.mask, enable_gqa=True)
+            return flex_attention(q, k, v, change, self.mask, enable_gqa=True)
 
         first = checkpoint(attend, q, k, v, use_reentrant=False) if self.again else attend(q, k, v)
         return attend(first, k, v)
@@ -172,4 +173,4 @@ def test_what_does_not_fit_is_refused() -> None:
         ((q, k, v), {"enable_gqa": True, "block_mask": block_mask(causal, 24, 32)}, "block mask is for"),
     ):
         with pytest.raises(ValueError, match=match):
-            aotkit.flex_attention(*args, **named)
+            flex_attention(*args, **named)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import aotkit
 from aotkit.errors import RanksDisagree
+from aotkit.link import measure_link
 
 _spec = importlib.util.spec_from_file_location("several_ranks", Path(__file__).with_name("several_ranks.py"))
 several_ranks = importlib.util.module_from_spec(_spec)
@@ -79,7 +80,7 @@ def trained(rank, **options):
 
 
 def joined(rank, _folder):
-    link = aotkit.measure_link()
+    link = measure_link()
     return {
         "joined": trained(rank),
         "apart": trained(rank, disable=["bucket-collectives"]),
@@ -115,7 +116,7 @@ def test_ranks_that_would_join_otherwise_get_an_error(tmp_path: Path) -> None:
 
 def test_without_a_process_group_there_is_no_link() -> None:
     with pytest.raises(RanksDisagree, match="init_process_group"):
-        aotkit.measure_link()
+        measure_link()
 
 
 @pytest.mark.parametrize("name", ["link_latency", "link_bandwidth"])

@@ -25,12 +25,10 @@ refuse_subinterpreters()
 if TYPE_CHECKING:
     from aotkit_aot_trace.export import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
-    from .attention import flex_attention
     from .backend import make_backend
     from .cli.cache import load_cache, save_cache
     from .driver.boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
     from .driver.freezing import discard_parameters
-    from .driver.link import measure_link
     from .driver.package import Package, load
     from .driver.user_passes import GraphPasses
     from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
@@ -90,7 +88,6 @@ __all__ = [
     "discard_parameters",
     "explain",
     "find_culprit",
-    "flex_attention",
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "list_mode_options",
@@ -100,7 +97,6 @@ __all__ = [
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
-    "measure_link",
     "nop",
     "profile",
     "report",
@@ -120,7 +116,6 @@ _HOMES = {
             "aot_export_module",
         ),
         ".driver.freezing": ("discard_parameters",),
-        ".driver.link": ("measure_link",),
         ".recorder": (
             "GraphRecord",
             "Recorder",
@@ -131,7 +126,6 @@ _HOMES = {
             "aot_module",
             "aot_module_simplified",
         ),
-        ".attention": ("flex_attention",),
         ".backend": ("make_backend",),
         ".driver.boxed": (
             "get_aot_graph_name",

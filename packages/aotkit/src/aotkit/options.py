@@ -58,7 +58,7 @@ class Options:
     ``overlap_memory``: steps of a graph change their order so that some run while collectives do, as far as the peak of
     memory grows by no more than this share; ``None``: collectives run where the program has them.
     ``link_latency`` (seconds) and ``link_bandwidth`` (bytes per second): what a collective takes, by which they are
-    overlapped, and those of one block of a model joined; :func:`aotkit.measure_link` gives both, equal on all ranks.
+    overlapped, and those of one block of a model joined; :func:`.link.measure_link` gives both, equal on all ranks.
     ``regather``: parameters that a graph gathers from all ranks are gathered again in its backward, and not kept.
     ``compare_ranks``: at the first compile of a graph with collectives, ranks of an initialized process group compare
     the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is

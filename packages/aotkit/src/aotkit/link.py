@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import RanksDisagree
+from .errors import RanksDisagree
 
 __all__ = ["measure_link"]
 
@@ -19,7 +19,7 @@ _ROUNDS = 7
 def measure_link(group: Any = None, *, device: torch.device | str | None = None) -> dict[str, float]:
     """Latency and bandwidth of gathers among the ranks of ``group`` (default: all), as options for ``torch.compile``::
 
-        torch.compile(model, backend="aotkit", options={**aotkit.measure_link()})
+        torch.compile(model, backend="aotkit", options={**measure_link()})
 
     All ranks of the group call it, as they do a collective: it runs some, which takes about as long as 30 MB need. Each
     rank gets the same numbers, those of the slowest, so that all overlap and join alike. ``device``: where the tensors
