@@ -126,7 +126,8 @@ def test_dynamic_sizes_get_the_layout_without_new_guards():
     )
     before = len(env.guards)
     layouts = image_layouts(run_graph_passes(graph, LowerOptions()))
-    assert layouts and all(layout == (RELEASE >= (2, 12)) for layout in layouts)  # 2.11 can't tell these strides apart
+    assert any(layouts)
+    assert all(layouts) or RELEASE < (2, 12)  # 2.11 can't tell the first one's strides apart
     assert len(env.guards) == before or RELEASE < (2, 12)
     compiled = compile_graph(graph)
     for batch in (2, 5):

@@ -248,6 +248,49 @@ def without_saving_hooks() -> Iterator[None]:
         torch._C._autograd._saved_tensors_hooks_set_tracing(before)
 
 
+class SavedTensorHooks:
+    """Hooks that call ``note`` for each tensor that autograd saves between ``begin`` and ``end``, and change nothing.
+
+    They work inside of :func:`without_saving_hooks` too.
+    """
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            note()
+            return tensor
+
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        self._before: bool | None = None
+
+    def begin(self) -> None:
+        """Put them on top of those that are in place."""
+        self._before = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+        self._hooks.__enter__()
+
+    def end(self) -> None:
+        """Take them away, if they are in place."""
+        if self._before is not None:
+            self._hooks.__exit__(None, None, None)
+            torch._C._autograd._saved_tensors_hooks_set_tracing(self._before)
+            self._before = None
+
+
+def next_sequence_number() -> int:
+    """The number that the next backward function gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def has_saved(function: Any) -> bool:
+    """Whether a backward function of autograd's saved a tensor."""
+    return any(name.startswith("_raw_saved_") for name in dir(function)) or bool(getattr(function, "saved_tensors", ()))
+
+
+def stops_early(arguments: Mapping[str, Any]) -> bool:
+    """Whether a checkpointed region that is called with these runs again only as far as it is needed."""
+    everywhere = torch.utils.checkpoint._enable_checkpoint_early_stop
+    return bool(arguments.get("early_stop", True) if everywhere is None else everywhere)
+
+
 @contextmanager
 def fake_mode_of_subgraphs(fake_mode: Any) -> Iterator[None]:
     """Context in which operators with subgraphs record those under ``fake_mode``.

@@ -9,7 +9,7 @@ placeholder is replaced by the value that they had. See Note [Inputs that the ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class BackwardMutatedInput:
     Attributes:
         entered: the input.
         placeholder: what it is in the backward.
+        plain: the same as a tensor.
         value: what it was at the end of the forward.
         writes: how often it was written to by then.
         version: its version counter then.
@@ -42,6 +43,7 @@ class BackwardMutatedInput:
 
     entered: FunctionInput
     placeholder: torch.fx.Node
+    plain: torch.Tensor
     value: torch.fx.Node
     writes: int
     version: int
@@ -53,12 +55,19 @@ def backward_mutated_inputs(
     functions: Iterable[Any],
     tracer: Any,
     placeholder: Callable[[int, torch.Tensor], torch.Tensor],
+    repeated: Collection[int],
 ) -> list[BackwardMutatedInput]:
-    """Give the inputs that the backward ``functions`` may write to placeholders, by ``placeholder(number, like)``."""
-    if not any(_is_users(f) for f in functions):
+    """Give the inputs that the backward ``functions`` may write to placeholders, by ``placeholder(number, like)``.
+
+    So also the inputs ``repeated``, given by their indices, to which checkpointed regions write again.
+    """
+    users = any(_is_users(f) for f in functions)
+    if not users and not repeated:
         return []
     found: list[BackwardMutatedInput] = []
     for entered, info in zip(inputs, metadata.inputs, strict=True):
+        if not users and entered.index not in repeated:
+            continue
         same_memory = info.mutation in (records.MutationKind.NONE, records.MutationKind.DATA)
         if entered.requires_grad or not is_functional(entered.value) or not same_memory:
             continue
@@ -72,7 +81,8 @@ def backward_mutated_inputs(
         plain = placeholder(len(metadata.tangents) + len(found) + 1, now)
         renew(entered.value, plain)
         writes, version = count_data_mutations(entered.value), entered.value._version
-        found.append(BackwardMutatedInput(entered, tracer.unwrap_proxy(plain).node, before, writes, version))
+        node = tracer.unwrap_proxy(plain).node
+        found.append(BackwardMutatedInput(entered, node, plain, before, writes, version))
     return found
 
 
@@ -82,16 +92,21 @@ def _is_users(function: Any) -> bool:
 
 
 def settle(
-    mutated: Sequence[BackwardMutatedInput], inputs: Sequence[FunctionInput]
+    mutated: Sequence[BackwardMutatedInput],
+    inputs: Sequence[FunctionInput],
+    repeated: Mapping[int, records.BackwardWrite],
 ) -> tuple[tuple[records.BackwardWrite, ...], list[tuple[torch.fx.Node, torch.fx.Node]]]:
     """After the backward: what it wrote to, and the placeholders that are not needed with what they stand for.
 
-    Raises :class:`OverlappingMutation` where it wrote to memory that another input shares.
+    ``repeated``: what checkpointed regions write again, by the index of the input. Raises
+    :class:`OverlappingMutation` where it wrote to memory that another input shares.
     """
     written: list[records.BackwardWrite] = []
     needless: list[tuple[torch.fx.Node, torch.fx.Node]] = []
     for one in mutated:
-        if count_data_mutations(one.entered.value) == one.writes:
+        if one.entered.index in repeated:
+            written.append(repeated[one.entered.index])
+        elif count_data_mutations(one.entered.value) == one.writes:
             needless.append((one.placeholder, one.value))
         else:
             written.append(records.BackwardWrite(one.entered.index, one.entered.value._version - one.version))

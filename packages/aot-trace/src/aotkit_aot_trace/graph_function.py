@@ -13,12 +13,10 @@ from aotkit_functionalize.subclasses import is_subclass, rebuild, tensors_inside
 from aotkit_functionalize.tracing import below_functional_layer, has_data_mutation, is_functional, to_functional
 
 from . import _torch_compat as compat
+from .checkpointed_writes import HIDDEN_WRITERS, is_checkpoint, run_region
 
 __all__ = ["GraphFunction"]
 
-# They update running statistics though their schemas don't say so, and the dispatcher's functionalization passes them
-# through as they are. Torch's Python dispatcher replaces them by variants that say so; it is too slow to be on always.
-_HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index", "lstm"})
 # The derivatives of these write to a part of a gradient. The dispatcher's functionalization then takes its sizes wrong.
 _WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn"})
 _POWERS = frozenset({"pow", "pow_", "float_power"})
@@ -69,8 +67,24 @@ class GraphFunction:
         dispatcher takes dropout apart without an in-place operation, which selective checkpointing does not allow."""
         if any("unbacked_bindings" in n.meta for n in _all_nodes(self.graph)):
             return True
+        if not any(is_checkpoint(n) for n in _all_nodes(self.graph)):
+            return False
         names = [str(getattr(n.target, "__name__", n.target)) for n in _all_nodes(self.graph)]
-        return "tag_activation_checkpoint" in names and any("dropout" in name for name in names)
+        return any("dropout" in name for name in names)
+
+
+def _writes_hidden(graph: Any, node: torch.fx.Node) -> bool:
+    """Whether the node updates running statistics though its schema doesn't say so.
+
+    The dispatcher's functionalization passes such calls through as they are. Torch's Python dispatcher replaces them by
+    variants that say so; it is too slow to be on always.
+    """
+    if is_checkpoint(node):
+        body = getattr(graph, str(cast(torch.fx.Node, node.args[0]).target))
+        return any(
+            n.op == "call_module" or getattr(n.target, "__name__", "") in HIDDEN_WRITERS for n in _all_nodes(body)
+        )
+    return node.op == "call_module" or getattr(node.target, "__name__", "") in HIDDEN_WRITERS
 
 
 def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
@@ -91,7 +105,7 @@ def _needs_mode(node: torch.fx.Node) -> bool:
     if is_subclass(node.meta.get("example_value")) or (node.op == "get_attr" and is_subclass(_attribute(node))):
         return True  # see Note [Subclasses need the mode]
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return target.name() not in ("tag_activation_checkpoint",)
+        return not is_checkpoint(node)
     if getattr(target, "__name__", "") in _WRITERS_IN_THE_BACKWARD:
         return True
     overloads: list[Any] = []
@@ -155,9 +169,11 @@ class _Runner(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
-            if n.op == "call_module" or getattr(n.target, "__name__", "") in _HIDDEN_WRITERS:
+            if _writes_hidden(self.module, n):
                 with compat.enable_python_dispatcher():
-                    return super().run_node(n)
+                    return self._run_region(n) if is_checkpoint(n) else super().run_node(n)
+            if is_checkpoint(n):
+                return self._run_region(n)
             if _is_one_hot(n):
                 result = _one_hot(*self.fetch_args_kwargs_from_env(n))
             elif getattr(n.target, "__name__", "") in _CANCELLING:
@@ -174,6 +190,16 @@ class _Runner(torch.fx.Interpreter):
         except RuntimeError as error:
             located = not_functional(error, n.meta.get("stack_trace"))
             raise located or _not_recorded(n, error) from error
+
+    def _run_region(self, n: torch.fx.Node) -> Any:
+        arguments, _ = self.fetch_args_kwargs_from_env(n)
+
+        def run(body: torch.fx.GraphModule) -> Any:
+            (body_node,) = n.args[:1]
+            self.env[cast(torch.fx.Node, body_node)] = body
+            return super(_Runner, self).run_node(n)
+
+        return run_region(n, arguments, run)
 
     def _run_known(self, n: torch.fx.Node) -> Any:
         """Run the node; see Note [Floats that have to be known]."""

@@ -41,6 +41,7 @@ from aotkit_functionalize.tracing import (
 
 from . import _torch_compat as compat
 from .backward_mutated_inputs import backward_mutated_inputs, settle
+from .checkpointed_writes import noting_regions, refuse_to_repeat, regions_to_repeat, repeat_writes
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import closed_over, data_dependent, not_functional
@@ -138,7 +139,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
     with functional_layer(request.layer) as storages:
         apart = request.subclasses
         inputs = (function_inputs if apart is None else apart.enter)(placeholders, request.callers)
-        outputs = _flat(request.fn(*(i.value for i in inputs)))
+        with noting_regions() as noted:
+            outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:
             raise Unsupported(
@@ -165,6 +167,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         if not forward.metadata.is_training:
             return values
         if forward.subclasses is not None:
+            refuse_to_repeat(noted)
             return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
         differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
@@ -175,9 +178,10 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         functions = _backward_functions(differentiable)
         stands_in = functools.partial(_input, tracer=tracer)
         mutated = []
+        regions, repeated = regions_to_repeat(noted, functions, inputs)
         if request.export is None:
-            mutated = backward_mutated_inputs(inputs, forward.metadata, functions, tracer, stands_in)
-        writable = {one.entered.index for one in mutated}
+            mutated = backward_mutated_inputs(inputs, forward.metadata, functions, tracer, stands_in, repeated)
+        writable = {one.entered.index for one in mutated} - repeated
         with _refused("the gradient cannot be recorded"), _writes_refused(inputs, tangents, writable):
             gradients, reached = _gradients(differentiable, leaves, tangents, functions, tracer, result)
         finish_tokens()
@@ -186,11 +190,14 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         if request.export is None:
             metadata = _without_influence_left_out(forward.metadata, by_input)
             result.metadata = replace(metadata, reached_by=_by_input(reached, inputs))
+        memory = {one.entered.index: one.plain for one in mutated if one.entered.index in repeated}
+        again = repeat_writes(regions, inputs, memory, [*values, *by_input], tracer)
         if mutated:
-            writes, result.needless = settle(mutated, inputs)
+            writes, result.needless = settle(mutated, inputs, {index: write for index, (write, _) in again.items()})
             result.metadata = replace(result.metadata, backward_writes=writes)
             for write in writes:
-                by_input[write.input] = _unwrap(inputs[write.input].value)
+                index = write.input
+                by_input[index] = again[index][1] if index in again else _unwrap(inputs[index].value)
         return [*values, *by_input]
 
 
