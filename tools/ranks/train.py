@@ -108,7 +108,9 @@ class _Trainer:
         torch.manual_seed(0)
         net = self.model.build()
         if case.variant == "checkpoint":
-            _checkpoint(net, self.model.blocks(net))
+            _checkpoint(self.model.blocks(net))
+            if case.wrap == "simple-fsdp":  # its parameters are tensor subclasses, see docs/limits.md
+                _keep_statistics(net)
         self.net = self.wrap.apply(net, self.model)
         self.run = self.net if compiled is None else compiled(self.net)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9)
@@ -173,13 +175,15 @@ def _train(
     return [torch.stack(losses), *trainer.whole()]
 
 
-def _checkpoint(net: nn.Module, blocks: Sequence[tuple[nn.Module, str]]) -> None:
-    """Each block is computed again in the backward. Batch norms keep their running statistics: eager mode updates them
-    a second time then, see docs/limits.md."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
+def _keep_statistics(net: nn.Module) -> None:
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
+
+
+def _checkpoint(blocks: Sequence[tuple[nn.Module, str]]) -> None:
+    """Each block is computed again in the backward. Batch norms update their running statistics a second time then."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
     for holder, name in blocks:
         setattr(holder, name, checkpoint_wrapper(holder.get_submodule(name)))
