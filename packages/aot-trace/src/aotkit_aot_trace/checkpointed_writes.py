@@ -138,10 +138,12 @@ def run_region(node: Node, arguments: Sequence[Any], run: Callable[[GraphModule]
         return run(body)
     noting = _Noting(given)
     last, first_function = noting.tracer.graph._root.prev, compat.next_sequence_number()
-    if not _may_write(body):
+    nested = any(is_checkpoint(inner) for inner in _all_nodes(body))  # whose own hooks have to stay away
+    if nested or not _may_write(body):
         result = run(body)
         if noting.changed():
-            raise _refusal(node, "in a way that its graph doesn't show")
+            how = "and has another region within it" if nested else "in a way that its graph doesn't show"
+            raise _refusal(node, how)
         writes: tuple[RegionWrite, ...] = ()
     else:
         with _noting_saved_tensors(body, noting.note) as noting_body:
@@ -153,8 +155,6 @@ def run_region(node: Node, arguments: Sequence[Any], run: Callable[[GraphModule]
         raise _refusal(node, "though its gradient is wanted")
     if writes and "_checkpoint_context_fn" in body.meta:
         raise _refusal(node, "under a policy for what is saved")
-    if writes and any(is_checkpoint(inner) for inner in _all_nodes(body)):
-        raise _refusal(node, "and has another region within it")
     functions = range(first_function, compat.next_sequence_number())
     nodes = tuple(_behind(last, noting.tracer.graph))
     regions.append(CheckpointedRegion(noting.reads(), writes, nodes, functions, node))
@@ -237,7 +237,9 @@ def _all_nodes(body: GraphModule) -> Iterator[Node]:
 
 def _node_may_write(node: Node) -> bool:
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator) or node.op == "call_module":
+    if isinstance(target, torch._ops.HigherOrderOperator):  # the graphs that it calls are looked at by themselves
+        return "mutation" in target.name()
+    if node.op == "call_module":
         return True
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
