@@ -291,6 +291,27 @@ def test_writes_of_which_a_graph_cannot_say_what_eager_mode_repeats_are_refused(
         compiled(torch.randn(7, 5))
 
 
+def test_a_region_that_only_some_of_the_outputs_come_from_is_refused() -> None:
+    """Whether eager mode computes it again depends on the outputs of which the caller wants gradients."""
+    torch._dynamo.reset()
+    m = Blocks(normed)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return normed(m, x), m.linear(x)
+
+    compiled = torch.compile(both, backend="aotkit", options={"fallback": "error"})
+    with pytest.raises(BackendCompilerFailed, match="only some of the graph's differentiable outputs come from it"):
+        compiled(torch.randn(7, 5))
+
+    def same(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = normed(m, x)
+        return y.sum(), y.cos()
+
+    compiled = torch.compile(same, backend="aotkit", options={"fallback": "error"})
+    compiled(torch.randn(7, 5))[0].backward()
+    assert m.norm.num_batches_tracked == 2
+
+
 @pytest.mark.parametrize("function", [read_before_it_is_written, moved_by_what_is_written_later])
 def test_a_region_that_eager_mode_computes_with_a_later_value_is_refused(function: Any) -> None:
     torch._dynamo.reset()

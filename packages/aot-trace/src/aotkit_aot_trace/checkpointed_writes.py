@@ -274,17 +274,22 @@ def _noting_saved_tensors(body: GraphModule, note: Callable[[], None]) -> Iterat
 
 
 def regions_to_repeat(
-    noted: Sequence[CheckpointedRegion], functions: Sequence[Any], inputs: Sequence[FunctionInput]
+    noted: Sequence[CheckpointedRegion], functions: Sequence[Sequence[Any]], inputs: Sequence[FunctionInput]
 ) -> tuple[list[CheckpointedRegion], frozenset[int]]:
-    """The regions that the backward, whose ``functions`` these are, computes again, and the inputs that they write to.
+    """The regions that the backward computes again, and the inputs that they write to.
 
-    Raises :class:`Unsupported` if they write to something else: what it holds is needed within the region.
+    ``functions``: the backward functions that each differentiable output comes from. Raises :class:`Unsupported` for
+    regions that write to something else, since what it holds is needed within them, or that not all outputs come from,
+    since it depends on the caller of the backward whether they are computed again.
     """
     index_of = {id(entered.value): entered.index for entered in inputs}
     regions = []
     for region in noted:
-        if not any(f._sequence_nr() in region.functions and compat.has_saved(f) for f in functions):
+        reached = [_is_reached(region, of_output) for of_output in functions]
+        if not any(reached):
             continue
+        if region.writes and not all(reached):
+            raise _refusal(region.node, "and only some of the graph's differentiable outputs come from it")
         if any(id(write.value) not in index_of for write in region.writes):
             raise _refusal(region.node, "and that is no input of the graph")
         later = [
@@ -302,6 +307,10 @@ def regions_to_repeat(
             regions.append(region)
     repeated = (write for region in regions for write in region.writes if write.after is not None)
     return regions, frozenset(index_of[id(write.value)] for write in repeated)
+
+
+def _is_reached(region: CheckpointedRegion, functions: Sequence[Any]) -> bool:
+    return any(f._sequence_nr() in region.functions and compat.has_saved(f) for f in functions)
 
 
 def refuse_to_repeat(noted: Sequence[CheckpointedRegion]) -> None:
