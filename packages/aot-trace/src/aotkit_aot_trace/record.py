@@ -178,8 +178,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         functions = _backward_functions(differentiable)
         stands_in = functools.partial(_input, tracer=tracer)
         mutated = []
-        writes = any(region.writes for region in noted)
-        of_outputs = [_backward_functions([output]) for output in differentiable] if writes else [functions]
+        any_write = any(region.writes for region in noted)
+        of_outputs = [_backward_functions([output]) for output in differentiable] if any_write else [functions]
         regions, repeated = regions_to_repeat(noted, of_outputs, inputs)
         if request.export is None:
             mutated = backward_mutated_inputs(inputs, forward.metadata, functions, tracer, stands_in, repeated)
