@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
+import aotkit
+from aotkit_aot_trace import Unsupported
+
 # Dynamo does
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
@@ -335,6 +338,22 @@ def test_an_activation_in_place_at_the_beginning_of_a_region_finds_its_own_resul
     (got,) = torch.autograd.grad(compiled(x, weight).sum(), weight)
     (expected,) = torch.autograd.grad(out_of_place(x, weight).sum(), weight)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("function", [normed, counted])
+def test_a_capture_without_dynamo_refuses_regions_that_write(function: Any) -> None:
+    x, m = torch.randn(7, 5), Blocks(function)
+    with pytest.raises(Unsupported, match=r"a region that torch\.utils\.checkpoint runs writes to an input"):
+        aotkit.aot_module(m, lambda graph, _: graph)(x)
+    with pytest.raises(aotkit.CompileError, match=r"a region that torch\.utils\.checkpoint runs writes to an input"):
+        aotkit.stages(m).capture(x)
+    m.eval()
+    if function is normed:
+        assert torch.equal(aotkit.aot_module(m, lambda graph, _: graph)(x), m(x))
+    with torch.no_grad():
+        before = m.count.clone()
+        aotkit.aot_module(m, lambda graph, _: graph)(x)
+        assert m.count == before + (function is counted)
 
 
 def random_program(seed: int) -> Callable[[Blocks, Tensor], Tensor]:

@@ -285,6 +285,12 @@ def has_saved(function: Any) -> bool:
     return any(name.startswith("_raw_saved_") for name in dir(function)) or bool(getattr(function, "saved_tensors", ()))
 
 
+def in_checkpoint() -> bool:
+    """Whether a region of ``torch.utils.checkpoint`` runs, where its hooks don't apply."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == torch.utils.checkpoint.__name__
+
+
 def stops_early(arguments: Mapping[str, Any]) -> bool:
     """Whether a checkpointed region that is called with these runs again only as far as it is needed."""
     everywhere = torch.utils.checkpoint._enable_checkpoint_early_stop

@@ -17,14 +17,15 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
 
 from aotkit_functionalize import FunctionInput, Unsupported, records
 from aotkit_functionalize.tracing import (
@@ -107,18 +108,56 @@ class CheckpointedRegion:
     node: Node
 
 
-_NOTED: ContextVar[list[CheckpointedRegion] | None] = ContextVar("regions of the recording in progress", default=None)
+@dataclass(slots=True)
+class NotedRegions:
+    """The checkpointed regions of a recording.
+
+    Attributes:
+        found: those that Dynamo's graph calls, in order.
+        inside: whether one of them is being recorded.
+        wrote: the operation by which a region that the function checkpoints by itself wrote to an input, if one did.
+    """
+
+    found: list[CheckpointedRegion] = field(default_factory=list)
+    inside: bool = False
+    wrote: str | None = None
+
+
+_NOTED: ContextVar[NotedRegions | None] = ContextVar("checkpointed regions of the recording in progress", default=None)
 
 
 @contextmanager
-def noting_regions() -> Iterator[list[CheckpointedRegion]]:
-    """Context of a recording: its checkpointed regions, in order."""
-    regions: list[CheckpointedRegion] = []
+def noting_regions(inputs: Sequence[FunctionInput]) -> Iterator[NotedRegions]:
+    """Context of a recording: its checkpointed regions, as far as they are recorded by then.
+
+    ``inputs``: those of a function that may checkpoint regions by itself; none for a graph.
+    """
+    regions = NotedRegions()
     token = _NOTED.set(regions)
     try:
-        yield regions
+        with _OwnCheckpoints(regions, inputs) if inputs else nullcontext():
+            yield regions
     finally:
         _NOTED.reset(token)
+
+
+class _OwnCheckpoints(TorchFunctionMode):
+    """Sees writes to inputs in regions that a function checkpoints by itself, without Dynamo, which are recorded as
+    if they were not checkpointed."""
+
+    def __init__(self, regions: NotedRegions, inputs: Sequence[FunctionInput]) -> None:
+        super().__init__()
+        self._regions = regions
+        self._values = [i.value for i in inputs if isinstance(i.value, Tensor) and is_functional(i.value)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._regions.inside or self._regions.wrote is not None or not compat.in_checkpoint():
+            return func(*args, **(kwargs or {}))
+        before = [count_data_mutations(value) for value in self._values]
+        result = func(*args, **(kwargs or {}))
+        if before != [count_data_mutations(value) for value in self._values]:
+            self._regions.wrote = str(getattr(func, "__name__", func))
+        return result
 
 
 def is_checkpoint(node: Node) -> bool:
@@ -136,7 +175,20 @@ def run_region(node: Node, arguments: Sequence[Any], run: Callable[[GraphModule]
     given = list({id(a): a for a in arguments[1:] if isinstance(a, Tensor) and is_functional(a)}.values())
     if regions is None or not torch.is_grad_enabled() or not given:
         return run(body)
-    noting = _Noting(given)
+    regions.inside, was_inside = True, regions.inside
+    try:
+        return _recorded(node, body, _Noting(given), run, regions.found)
+    finally:
+        regions.inside = was_inside
+
+
+def _recorded(
+    node: Node,
+    body: GraphModule,
+    noting: _Noting,
+    run: Callable[[GraphModule], Any],
+    regions: list[CheckpointedRegion],
+) -> Any:
     last, first_function = noting.tracer.graph._root.prev, compat.next_sequence_number()
     nested = any(is_checkpoint(inner) for inner in _all_nodes(body))  # whose own hooks have to stay away
     if nested or not _may_write(body):
@@ -313,9 +365,19 @@ def _is_reached(region: CheckpointedRegion, functions: Sequence[Any]) -> bool:
     return any(f._sequence_nr() in region.functions and compat.has_saved(f) for f in functions)
 
 
-def refuse_to_repeat(noted: Sequence[CheckpointedRegion]) -> None:
-    """Raise :class:`Unsupported` for a region that writes to what it is given, in a graph with tensor subclasses."""
-    for region in noted:
+def refuse_to_repeat(noted: NotedRegions, *, in_graph: bool) -> None:
+    """Raise :class:`Unsupported` for a region whose writes could not be recorded again.
+
+    ``in_graph``: also for those of Dynamo's graph, since there are tensor subclasses.
+    """
+    if noted.wrote is not None:
+        raise Unsupported(
+            f"a region that torch.utils.checkpoint runs writes to an input by {noted.wrote}",
+            "eager mode computes the region again in the backward, and so writes again; captured without Dynamo, it is "
+            "computed once",
+            "Capture it by torch.compile, or write outside of the region",
+        )
+    for region in noted.found if in_graph else ():
         if region.writes:
             raise _refusal(region.node, "in a graph with tensor subclasses")
 

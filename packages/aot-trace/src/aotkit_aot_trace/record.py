@@ -44,7 +44,7 @@ from .backward_mutated_inputs import backward_mutated_inputs, settle
 from .checkpointed_writes import noting_regions, refuse_to_repeat, regions_to_repeat, repeat_writes
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
-from .graph_function import closed_over, data_dependent, not_functional
+from .graph_function import GraphFunction, closed_over, data_dependent, not_functional
 from .python_kernels import table_above_autograd
 from .reach import reached_by, silent_edges
 from .rng_state_replay import with_replay
@@ -139,7 +139,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
     with functional_layer(request.layer) as storages:
         apart = request.subclasses
         inputs = (function_inputs if apart is None else apart.enter)(placeholders, request.callers)
-        with noting_regions() as noted:
+        with noting_regions(() if isinstance(request.fn, GraphFunction) else inputs) as noted:
             outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:
@@ -166,8 +166,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
             return values
+        refuse_to_repeat(noted, in_graph=forward.subclasses is not None)
         if forward.subclasses is not None:
-            refuse_to_repeat(noted)
             return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
         differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
@@ -178,9 +178,9 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         functions = _backward_functions(differentiable)
         stands_in = functools.partial(_input, tracer=tracer)
         mutated = []
-        any_write = any(region.writes for region in noted)
+        any_write = any(region.writes for region in noted.found)
         of_outputs = [_backward_functions([output]) for output in differentiable] if any_write else [functions]
-        regions, repeated = regions_to_repeat(noted, of_outputs, inputs)
+        regions, repeated = regions_to_repeat(noted.found, of_outputs, inputs)
         if request.export is None:
             mutated = backward_mutated_inputs(inputs, forward.metadata, functions, tracer, stands_in, repeated)
         writable = {one.entered.index for one in mutated} - repeated
