@@ -23,7 +23,7 @@ USERS: dict[str, tuple[str, ...]] = {
         "aot-trace", "aotkit", "cache", "cudagraphs", "inductor-lower", "partition", "runtime-wrappers",
     ),
     "_notices.py": ("aotkit", "cache", "partition"),
-    "_records.py": ("aot-trace", "cudagraphs", "functionalize", "partition", "runtime-wrappers"),
+    "_records.py": ("aot-trace", "cudagraphs", "functionalize", "inductor-lower", "partition", "runtime-wrappers"),
     "_kept_checks.py": ("aot-trace", "inductor-lower", "partition"),
     "_size_text.py": ("aotkit", "inductor-lower", "runtime-wrappers"),
 }  # fmt: skip

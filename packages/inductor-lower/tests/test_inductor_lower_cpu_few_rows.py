@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, interpret_program, ir, lower_graph
 from aotkit_inductor_lower.driver import compile_to_program, schedule_program
-from aotkit_inductor_lower.graph_partition import PartitionedGraph
+from aotkit_inductor_lower.graph_partition import CompiledParts
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.ir.walk import buffers_of, contractions
@@ -243,7 +243,7 @@ def test_the_text_names_what_it_computes() -> None:
     x, w = torch.randn(3, 64), torch.randn(70, 64)
     graph = make_fx(lambda x, w: F.linear(x, w), tracing_mode="fake")(x, w)
     made = compile_to_program(graph, options=LowerOptions(contractions="generated"))
-    assert not isinstance(made, PartitionedGraph)
+    assert not isinstance(made, CompiledParts)
     text = generate(made.scheduled, keep_text=True).text
     assert "; sums" in text and ", as it is needed" in text
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, lower_graph
 from aotkit_inductor_lower.driver import compile_to_program, schedule_program
-from aotkit_inductor_lower.graph_partition import PartitionedGraph
+from aotkit_inductor_lower.graph_partition import CompiledParts
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.walk import buffers_of, contractions
 from aotkit_inductor_lower.runtime import bind_program
@@ -242,7 +242,7 @@ def test_equal_products_share_a_function_and_all_share_the_tiles() -> None:
     args = torch.randn(36, 64), torch.randn(64, 64), torch.randn(64, 64)
     graph = make_fx(layers, tracing_mode="fake")(*args)
     compiled = compile_to_program(graph, options=LowerOptions(contractions="generated"))
-    assert not isinstance(compiled, PartitionedGraph)
+    assert not isinstance(compiled, CompiledParts)
     text = generate(compiled.scheduled, generic_machine(host_machine().vector_bits), keep_text=True).text
     assert text.count("define internal void @tile_") == 1
     assert text.count("define internal i32 @kernel_") == 1

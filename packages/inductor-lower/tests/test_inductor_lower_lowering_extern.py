@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import compile_graph, lower_graph, schedule_program
 from aotkit_inductor_lower.errors import FakeKernelError, UnsupportedGraphError
-from aotkit_inductor_lower.graph_partition.layout import Layout
 from aotkit_inductor_lower.ir import ExternCall
+from aotkit_inductor_lower.launch_plan.layout import Layout
 from aotkit_inductor_lower.runtime.externs import conform
 
 aten = torch.ops.aten

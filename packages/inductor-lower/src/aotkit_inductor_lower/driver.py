@@ -20,7 +20,7 @@ from ._observer import Observer
 from ._torch_compat import lazy_graph_module
 from .compiled import Compiled, CompiledGraph, Scheduled
 from .errors import UnsupportedGraphError
-from .graph_partition import PartitionedGraph, compile_parts, needs_partition
+from .graph_partition import CompiledParts, PartitionedGraph, compile_parts, needs_partition
 from .graph_partition.split_ops import split_ops
 from .graph_passes import (
     attention_operands,
@@ -53,6 +53,7 @@ from .kernel_ir.verify import verify_module
 from .kernel_passes.linearize import linearize
 from .kernel_passes.normal_form import NORMAL_FORM
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
+from .launch_plan.parts import program_from_json, program_to_json
 from .launch_plan.store import ObjectStore, program_digest
 from .loop_passes import (
     choose_contractions,
@@ -78,7 +79,7 @@ from .lowering.graph import lower_graph as lower_for
 from .options import LowerOptions, Processor
 from .passes import Decision, Fuel, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
 from .report import make_report
-from .runtime import ArenaPool, bind_program
+from .runtime import ArenaPool, bind_parts, bind_program
 from .targets.select import capabilities_for, target_for, target_on
 
 __all__ = [
@@ -181,13 +182,24 @@ def compile_graph(
     compiled = compile_to_program(
         gm, example_inputs, options=options, observer=observer, object_store=object_store, arenas=arenas
     )
-    if isinstance(compiled, PartitionedGraph):
-        return compiled
     with stage(observer, "bind"):
+        return _bound(compiled, options, arenas)
+
+
+def _bound(
+    compiled: Compiled | CompiledParts, options: LowerOptions, arenas: ArenaPool
+) -> CompiledGraph | PartitionedGraph:
+    if isinstance(compiled, Compiled):
         bound = bind_program(compiled.program, compiled.constants, arenas, redzones=options.redzones)
-    return CompiledGraph(
-        bound, compiled.constants, compiled.scheduled, compiled.records, compiled.report, options.check_inputs
-    )
+        return CompiledGraph(
+            bound, compiled.constants, compiled.scheduled, compiled.records, compiled.report, options.check_inputs
+        )
+    call = compiled.live
+    if compiled.program is not None:
+        checked = options.check_inputs
+        call = bind_parts(compiled.program, compiled.constants, arenas, redzones=options.redzones, check_inputs=checked)
+    assert call is not None
+    return PartitionedGraph(call, compiled)
 
 
 def compile_to_program(
@@ -198,10 +210,11 @@ def compile_to_program(
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
     arenas: ArenaPool | None = None,
-) -> Compiled | PartitionedGraph:
+) -> Compiled | CompiledParts:
     """Compile a functional ATen graph as :func:`compile_graph` does, without binding it: what comes out is data.
 
-    A graph that no launch plan can hold is compiled in parts, and these are bound, with ``arenas``.
+    A graph that no launch plan can hold is compiled in parts. Where these are called by what has no text, it is bound,
+    with ``arenas``.
     """
     options = options or LowerOptions()
     gm = with_fake_values(gm, example_inputs)
@@ -323,11 +336,17 @@ def _compile_in_parts(
     observer: Observer | None,
     object_store: ObjectStore | None,
     arenas: ArenaPool,
-) -> PartitionedGraph:
-    def compile_one(part: GraphModule) -> CompiledGraph | PartitionedGraph:
-        return compile_graph(part, options=options, observer=observer, object_store=object_store, arenas=arenas)
+) -> CompiledParts:
+    def compile_one(part: GraphModule) -> Compiled | CompiledParts:
+        return compile_to_program(part, options=options, observer=observer, object_store=object_store, arenas=arenas)
 
-    return compile_parts(graph, compile_one)
+    compiled = compile_parts(graph, compile_one, lambda part: _bound(part, options, arenas))
+    program = compiled.program
+    if options.verify and program is not None:
+        text = program_to_json(program)
+        if program_to_json(program_from_json(text)) != text:
+            raise AssertionError(f"the program in parts {program.name} changed when it was written and read back")
+    return compiled
 
 
 def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore | None) -> Compiled:

@@ -90,7 +90,10 @@ def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
 
 
 def guards_of(shape_env: Any, names: Names) -> list[Any]:
-    """Every fact noted about the symbols in ``names``. Raises :class:`Uncacheable` where one has no stored form."""
+    """Every fact noted about the symbols in ``names``. Raises :class:`Uncacheable` where one has no stored form.
+
+    What was noted about sizes that depend on data is no guard: the compiled graph checks it whenever it runs.
+    """
     if shape_env is None or not names.numbers:
         return []
     found = []
@@ -98,8 +101,6 @@ def guards_of(shape_env: Any, names: Names) -> list[Any]:
         symbols = {str(symbol) for symbol in guard.expr.free_symbols}
         if symbols & names.numbers.keys():
             found.append(tree_of(guard.expr, names.numbers))
-    if getattr(shape_env, "deferred_runtime_asserts", None):
-        raise Uncacheable("sizes of the graph depend on the data of a tensor")
     return [json.loads(text) for text in dict.fromkeys(map(_text, found))]
 
 

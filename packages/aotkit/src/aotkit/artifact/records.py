@@ -7,8 +7,9 @@ Note [What is loaded]
 
 Note [What can't be stored]
     A compile gives an artifact whatever is compiled, but not all of it is data: code of a caller's own compiler,
-    calls that stay as they are between parts of a graph, recordings of CUDA graphs. Such code is :class:`LiveCode`,
-    and an artifact that holds some is bound like any other but not written (:meth:`Artifact.unstorable`).
+    calls between parts of a graph that no other process finds by a name, recordings of CUDA graphs. Such code is
+    :class:`LiveCode`, and an artifact that holds some is bound like any other but not written
+    (:meth:`Artifact.unstorable`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower.launch_plan.codec import compiled_to_json
+from aotkit_inductor_lower.launch_plan.parts import program_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .collectives import Collective, collectives_of
@@ -75,7 +76,8 @@ class CompiledGraph:
     """One compiled graph.
 
     Attributes:
-        code: a compiled program of inductor-lower; its JSON text, which is read when it is bound; or live code.
+        code: a compiled program of inductor-lower, in parts or not; its JSON text, which is read when it is bound; or
+            live code.
         constants: by name, the tensors that the graph holds; of those that are frozen arguments as they are, the
             positions among the user's arguments.
         detaches: an operator asks whether its arguments require grad, so they are detached before each call.
@@ -108,7 +110,7 @@ class CompiledGraph:
 
     def program_text(self) -> str:
         """The program as JSON text."""
-        return self.code if isinstance(self.code, str) else compiled_to_json(self.code)
+        return self.code if isinstance(self.code, str) else program_to_json(self.code)
 
     def to_sections(self, name: str) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Named bytes and JSON metadata; names begin with ``name``."""

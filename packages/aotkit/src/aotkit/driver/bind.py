@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from aotkit_cache import CacheWarning
-from aotkit_inductor_lower import bind_program
-from aotkit_inductor_lower.launch_plan.codec import compiled_from_json
-from aotkit_inductor_lower.runtime import ArenaPool
+from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram, program_from_json
+from aotkit_inductor_lower.runtime import ArenaPool, bind_parts, bind_program
 from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
 from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
@@ -97,12 +96,15 @@ def bind_graph(
     if isinstance(graph.code, LiveCode):
         call = graph.code.call
     else:
-        program = compiled_from_json(graph.code) if isinstance(graph.code, str) else graph.code
+        program = program_from_json(graph.code) if isinstance(graph.code, str) else graph.code
         constants = {
             name: (arguments or {})[value].detach() if isinstance(value, int) else value
             for name, value in graph.constants.items()
         }
-        call = bind_program(program, constants, arenas, redzones=redzones, label=label)
+        if isinstance(program, PartitionedProgram):
+            call = bind_parts(program, constants, arenas, redzones=redzones, label=label)
+        else:
+            call = bind_program(program, constants, arenas, redzones=redzones, label=label)
     if graph.detaches:
         call = _detaching(call)
     return schema_checks.checked_at_first_call(call, graph.checked) if graph.checked else call

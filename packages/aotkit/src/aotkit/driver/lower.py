@@ -9,7 +9,7 @@ import torch
 
 from aotkit_inductor_lower import LowerOptions, compile_to_program
 from aotkit_inductor_lower.driver import join_collectives
-from aotkit_inductor_lower.graph_partition import PartitionedGraph
+from aotkit_inductor_lower.graph_partition import CompiledParts
 from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_runtime_wrappers import schema_checks
 
@@ -46,11 +46,10 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
         )
     if kind != "backward":
         publish_strides(graph)
-    if isinstance(compiled, PartitionedGraph):
-        ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
-        why = "the graph is compiled in pieces, around calls that stay as they are"
-        return live_graph(graph, compiled, why, checked)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report))
+    if isinstance(compiled, CompiledParts) and compiled.live is not None:
+        why = f"the graph is compiled in pieces, and what stands between them is no data: {compiled.reason}"
+        return live_graph(graph, compiled.live, why, checked)
     constants: dict[str, torch.Tensor | int] = dict(compiled.constants)
     if ctx.frozen is not None:
         constants.update(ctx.frozen.positions_of(compiled.constants))

@@ -9,6 +9,10 @@ Note [A warm start is no blank page]
 from __future__ import annotations
 
 import json
+from typing import Any
+
+from aotkit_inductor_lower.launch_plan import CompiledProgram
+from aotkit_inductor_lower.launch_plan.parts import program_from_json, programs_in
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..frontend.tracing_context import publish_absent, publish_graph
@@ -24,7 +28,7 @@ def show_compiled(graph: CompiledGraph, recorder: Recorder) -> None:
     if graph.report is not None:
         recorder.dump("report", "reports", lambda: f"{graph.report}\n")
     if not isinstance(graph.code, LiveCode):
-        recorder.dump("plan.json", "reports", lambda: json.dumps(json.loads(graph.program_text())["plan"], indent=1))
+        recorder.dump("plan.json", "reports", lambda: _plans_text(graph))
 
 
 def show_loaded(artifact: Artifact, kind: str, name: str, recorder: Recorder) -> None:
@@ -59,9 +63,27 @@ def _missing(recorder: Recorder, *, has_graph: bool, has_text: bool) -> list[tup
     ]
 
 
+def _plans_text(graph: CompiledGraph) -> str:
+    """The launch plan; of a graph in parts, the outer plan with the launch plans of its parts."""
+    return json.dumps(_without_code(json.loads(graph.program_text())), indent=1)
+
+
+def _without_code(raw: Any) -> Any:
+    if isinstance(raw, list):
+        return [_without_code(item) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    return _without_code(raw["plan"]) if "sections" in raw else {key: _without_code(v) for key, v in raw.items()}
+
+
+def _programs(graph: CompiledGraph) -> list[CompiledProgram]:
+    return [] if isinstance(graph.code, LiveCode) else [*programs_in(program_from_json(graph.program_text()))]
+
+
 def _kernel_text(graph: CompiledGraph) -> str:
-    return "" if isinstance(graph.code, LiveCode) else str(json.loads(graph.program_text())["text"])
+    return "\n".join(program.text for program in _programs(graph) if program.text)
 
 
 def _language(graph: CompiledGraph) -> str:
-    return {"cpu": ".ll", "triton": ".py"}.get(json.loads(graph.program_text())["target"], ".ir")
+    (target,) = {program.binary.target for program in _programs(graph)}
+    return {"cpu": ".ll", "triton": ".py"}.get(target, ".ir")

@@ -1,107 +1,63 @@
-"""Compile a graph in parts and call it; see Note [Compiled in parts]."""
+"""Compile a graph in parts; see Note [Compiled in parts]."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..errors import LoweringError
+from ..launch_plan.functions import CALLERS
+from ..launch_plan.layout import Layout
 from ..report import ExternCount, LoweringReport, merge_reports
 from ..targets.select import as_present_device, kernel_device
-from .layout import Layout
+from .modules import BodyModule, Boxed, CompiledOne, CompiledParts, PartModule
 from .split import Part, split
 from .split_ops import split_ops
+from .write import NoText, write_program
 
-__all__ = ["Compiled", "PartitionedGraph", "compile_parts"]
-
-
-class Compiled(Protocol):
-    """What compiling one part gives: boxed, with a report."""
-
-    def __call__(self, args: list[Any]) -> list[Any]: ...
-
-    def report(self) -> LoweringReport:
-        """Kernels, ATen calls and why."""
-
-
-# They call the functions they are given, on tensors like the ones these were traced with. Others (flex attention)
-# look into them, or trace them once more.
-_CALLERS = frozenset(("cond", "while_loop", "while_loop_stack_output", "invoke_subgraph", "scan", "map_impl"))
+__all__ = ["CompiledParts", "PartitionedGraph", "compile_parts"]
 
 
 class PartitionedGraph:
-    """A graph compiled in parts, in the boxed convention. ``outer`` is the FX graph that calls the parts; a CUDA
-    ``device`` is the present one meanwhile, as kernels of the user's own are launched there."""
+    """A graph compiled in parts, in the boxed convention, and what it was made of."""
 
     _boxed_call = True
 
-    def __init__(self, outer: GraphModule, report: LoweringReport, device: torch.device) -> None:
-        self.outer, self.device = outer, device
-        self._report = report
+    def __init__(self, call: Boxed, compiled: CompiledParts) -> None:
+        self._call = call
+        self.compiled = compiled
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        values = list(args)
-        args.clear()
-        with as_present_device(self.device):
-            return list(self.outer(*values))
+        return list(self._call(args))
 
     def report(self) -> LoweringReport:
-        """The reports of all parts together; calls that stayed count as ATen calls, with their reasons."""
-        return self._report
+        """That of :class:`CompiledParts`."""
+        return self.compiled.report
 
 
-class _Call(torch.nn.Module):
-    """A compiled part in the outer graph. Inputs that kernels did not make are checked for their strides."""
-
-    def __init__(self, compiled: Compiled, layouts: Mapping[int, Layout]) -> None:
-        super().__init__()
-        self.compiled = compiled
-        self.layouts = tuple(layouts.items())
-
-    def forward(self, *args: Any) -> Any:
-        box = list(args)
-        for position, layout in self.layouts:
-            box[position] = layout.conform(box[position])
-        return self.compiled(box)
-
-
-class _Body(torch.nn.Module):
-    """A compiled branch or loop body; runs as it was recorded on tensors of another layout than it was compiled for."""
-
-    def __init__(self, compiled: Compiled, layouts: Mapping[int, Layout], recorded: GraphModule) -> None:
-        super().__init__()
-        self.compiled = compiled
-        self.layouts = tuple(layouts.items())
-        self.recorded = [recorded]  # in a list: not a submodule, the outer graph holds it already
-        self.returns_tensor = isinstance(_returned(recorded), Node)
-
-    def forward(self, *args: Any) -> Any:
-        if not all(layout.fits(args[position]) for position, layout in self.layouts):
-            return self.recorded[0](*args)
-        results = self.compiled(list(args))
-        return results[0] if self.returns_tensor else tuple(results)
-
-
-def compile_parts(gm: GraphModule, compile_one: Callable[[GraphModule], Compiled]) -> PartitionedGraph:
+def compile_parts(
+    gm: GraphModule, compile_one: Callable[[GraphModule], CompiledOne], bind_one: Callable[[Any], Boxed]
+) -> CompiledParts:
     """Compile the stretches of ``gm`` between the calls that stay, and the branches and bodies those call.
 
-    ``compile_one`` compiles an ordinary graph. A part that it refuses runs with ATen as it was recorded.
+    ``compile_one`` compiles an ordinary graph. A part that it refuses runs with ATen as it was recorded. ``bind_one``
+    makes what it gives callable, where the outer graph has no text.
     """
-    return _Pieces(compile_one).compile(gm)
+    return _Pieces(compile_one, bind_one).compile(gm)
 
 
 class _Pieces:
-    def __init__(self, compile_one: Callable[[GraphModule], Compiled]) -> None:
-        self.compile_one = compile_one
+    def __init__(self, compile_one: Callable[[GraphModule], CompiledOne], bind_one: Callable[[Any], Boxed]) -> None:
+        self.compile_one, self.bind_one = compile_one, bind_one
         self.reports: list[LoweringReport] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self.bodies: dict[int, torch.nn.Module] = {}
 
-    def compile(self, gm: GraphModule) -> PartitionedGraph:
+    def compile(self, gm: GraphModule) -> CompiledParts:
         staying = split_ops(gm)
         for node, reason in staying.items():
             if node.op == "call_function" and not reason.startswith("belongs"):
@@ -114,15 +70,35 @@ class _Pieces:
         root.update(self._compiled_bodies(outer.graph, root))
         module = GraphModule(_holder(root), outer.graph)
         calls = tuple(ExternCount(target, count, reason) for (target, reason), count in self.counts.items())
-        return PartitionedGraph(module, merge_reports(self.reports, calls), kernel_device(gm))
+        report, device = merge_reports(self.reports, calls), kernel_device(gm)
+        try:
+            program, constants = write_program(module, "outer", device)
+        except NoText as found:
+            return CompiledParts(None, {}, report, self._live(module, device), str(found))
+        return CompiledParts(program, constants, report)
+
+    def _live(self, module: GraphModule, device: torch.device) -> Boxed:
+        """The outer graph itself, with its parts bound."""
+        for part in module.modules():
+            if isinstance(part, PartModule | BodyModule):
+                part.call = self.bind_one(part.compiled)
+
+        def call(args: list[Any]) -> Any:
+            values = list(args)
+            args.clear()
+            with as_present_device(device):
+                return module(*values)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
     def _part(self, part: Part) -> torch.nn.Module | None:
         placeholders = [n for n in part.graph.graph.nodes if n.op == "placeholder"]
         layouts = _layouts({i: placeholders[i] for i in part.checked})
         compiled = None if layouts is None else self._compiled(part.graph)
-        return None if compiled is None or layouts is None else _Call(compiled, layouts)
+        return None if compiled is None or layouts is None else PartModule(compiled, layouts)
 
-    def _compiled(self, graph: GraphModule) -> Compiled | None:
+    def _compiled(self, graph: GraphModule) -> CompiledOne | None:
         try:
             compiled = self.compile_one(graph)
         except LoweringError as refusal:
@@ -130,11 +106,11 @@ class _Pieces:
                 if node.op == "call_function":
                     self.counts[str(node.target), str(refusal)] += 1
             return None
-        self.reports.append(compiled.report())
+        self.reports.append(compiled.report)
         return compiled
 
     def _compiled_bodies(self, graph: Graph, root: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-        """Compiled forms of the graphs that only operators in ``_CALLERS`` take."""
+        """Compiled forms of the graphs that only operators in ``CALLERS`` take."""
         made: dict[str, torch.nn.Module] = {}
         for node in graph.nodes:
             recorded = root.get(str(node.target)) if node.op == "get_attr" else None
@@ -151,11 +127,11 @@ class _Pieces:
         if layouts is None or any("val" not in n.meta for n in placeholders):
             return None
         compiled = self._compiled(recorded)
-        return None if compiled is None else _Body(compiled, layouts, recorded)
+        return None if compiled is None else BodyModule(compiled, layouts, recorded)
 
 
 def _only_calls(user: Node) -> bool:
-    return isinstance(user.target, torch._ops.HigherOrderOperator) and user.target.name() in _CALLERS
+    return isinstance(user.target, torch._ops.HigherOrderOperator) and user.target.name() in CALLERS
 
 
 def _layouts(nodes: Mapping[int, Node]) -> dict[int, Layout] | None:
@@ -169,11 +145,6 @@ def _layouts(nodes: Mapping[int, Node]) -> dict[int, Layout] | None:
                 return None
             layouts[position] = layout
     return layouts
-
-
-def _returned(gm: GraphModule) -> object:
-    output = next(node for node in gm.graph.nodes if node.op == "output")
-    return output.args[0]
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:

@@ -26,7 +26,8 @@ from .records import (
     View,
 )
 
-__all__ = ["compiled_from_json", "compiled_to_json", "plan_from_json", "plan_to_json"]
+__all__ = ["compiled_from_json", "compiled_from_raw", "compiled_to_json", "compiled_to_raw", "plan_from_json"]
+__all__ += ["plan_to_json"]
 
 FORMAT = 5
 Json = Any  # what json.loads gives
@@ -44,28 +45,34 @@ def plan_from_json(text: str) -> LaunchPlan:
 
 def compiled_to_json(compiled: CompiledProgram) -> str:
     """A compiled program as JSON text; code is base64."""
-    binary = compiled.binary
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "plan": _plan_out(compiled.plan),
-            "kernels": [
-                [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line, k.combo]
-                for k in compiled.kernels
-            ],
-            "target": binary.target,
-            "facts": binary.facts,
-            "sections": [[name, base64.b64encode(code).decode("ascii")] for name, code in binary.sections],
-            "digest": binary.digest,
-            "text": compiled.text,
-        },
-        separators=(",", ":"),
-    )
+    return json.dumps(compiled_to_raw(compiled), separators=(",", ":"))
 
 
 def compiled_from_json(text: str) -> CompiledProgram:
     """The inverse of :func:`compiled_to_json`. Raises ``ValueError`` for another format."""
-    data = json.loads(text)
+    return compiled_from_raw(json.loads(text))
+
+
+def compiled_to_raw(compiled: CompiledProgram) -> Json:
+    """A compiled program as JSON values."""
+    binary = compiled.binary
+    return {
+        "format": FORMAT,
+        "plan": _plan_out(compiled.plan),
+        "kernels": [
+            [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line, k.combo]
+            for k in compiled.kernels
+        ],
+        "target": binary.target,
+        "facts": binary.facts,
+        "sections": [[name, base64.b64encode(code).decode("ascii")] for name, code in binary.sections],
+        "digest": binary.digest,
+        "text": compiled.text,
+    }
+
+
+def compiled_from_raw(data: Json) -> CompiledProgram:
+    """The inverse of :func:`compiled_to_raw`. Raises ``ValueError`` for another format."""
     _check(data)
     kernels = tuple(
         KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line), combo)
