@@ -227,6 +227,17 @@ def test_a_custom_operator_is_refused(tmp_path: Path, serve: Callable[..., str])
     assert printed == "refused 3 the package calls the custom operator runner_tests::scale\n"
 
 
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x,)) * 2
+
+
+def test_a_graph_that_is_compiled_in_parts_is_refused(tmp_path: Path, serve: Callable[..., str]) -> None:
+    aotkit.aot_compile(Branches(), (torch.ones(4),), tmp_path / "package")
+    printed = serve(tmp_path / "package", [([torch.ones(4)], [torch.ones(4)])])
+    assert printed == "refused 3 the package holds a graph that is compiled in parts; load it with Python\n"
+
+
 class Sorted(nn.Module):
     """Rows of which kernels leave those with equal elements to ATen."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch._dynamo.config
 import torch._dynamo.package
 from torch._dynamo.source import ChainedSource
-from torch._guards import Guard, GuardsSet, Source
+from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 
 from .errors import PackageError
 
@@ -17,13 +17,15 @@ __all__ = ["asked_attribute", "offering_aot_compile", "read_guards", "remove_gua
 
 def read_guards(kept: bytes) -> Any:
     """What an artifact of torch's holds of Dynamo's guards. Before torch 2.12 torch does not read those on arguments
-    that were left to their defaults.
+    that were left to their defaults. Sources in modules that traced code imports (torch's own ``cond`` does) note a
+    guard in the present trace when they are made, so there is one, which nobody looks at.
 
     Raises:
         PackageError: for such an artifact.
     """
     try:
-        return torch._dynamo.package.load_guards_state(kept)
+        with tracing(TracingContext(None)):
+            return torch._dynamo.package.load_guards_state(kept)
     except TypeError as error:
         if "DefaultsSource" not in str(error):
             raise

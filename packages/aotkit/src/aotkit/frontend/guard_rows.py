@@ -6,12 +6,13 @@ Only what is asked when a function is saved; Dynamo is imported then.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["IDENTITIES", "GuardRow", "UnknownGuard", "guard_rows", "path_of"]
+__all__ = ["IDENTITIES", "GuardRow", "UnknownGuard", "guard_rows", "is_about_torch", "path_of"]
 
 GuardRow = tuple[list[list[Any]], str, Any]
 
@@ -45,7 +46,7 @@ def guard_rows(guards: Any, scope: Mapping[str, Any], inputs: frozenset[str]) ->
     for guard in guards:
         kind = guard.create_fn_name()
         name = guard.name() if callable(guard.name) else guard.name
-        if kind in _STATE or "type(" in name or name.startswith("G["):
+        if kind in _STATE or "type(" in name or is_about_torch(name):
             continue  # see Note [Checks of a saved function]
         path = path_of(name)
         if kind == "TENSOR_MATCH" and name in inputs:
@@ -56,6 +57,12 @@ def guard_rows(guards: Any, scope: Mapping[str, Any], inputs: frozenset[str]) ->
         value = _value_at(path, scope, guard)
         if not (isinstance(value, torch.Tensor) and kind == "TYPE_MATCH"):
             yield from _rows(kind, guard, path, value)
+
+
+def is_about_torch(name: str) -> bool:
+    """Whether the expression of a Dynamo source leads from modules of torch only, whose version a file names."""
+    modules = re.findall(r"__import__\('([^']*)'\)", name)
+    return bool(modules) and all(m.split(".")[0] == "torch" for m in modules) and "L[" not in name and "G[" not in name
 
 
 def _rows(kind: str, guard: Any, path: list[list[Any]], value: Any) -> Iterator[GuardRow]:

@@ -82,6 +82,7 @@ struct Program::Call {
 
 Program::Program(const Json &json, std::unordered_map<std::string, at::Tensor> constants)
     : constants_(std::move(constants)), owner_(static_cast<int>(getpid())) {
+  if (json.at("format").is(Json::String)) unsupported("the package holds a graph that is compiled in parts; load it with Python");
   if (json.at("format").whole() != FORMAT) unsupported("the package's launch plan has another format; compile it again");
   if (json.at("target").text() != "cpu") unsupported("the package's kernels are for " + json.at("target").text());
   const Json &facts = json.at("facts");

@@ -12,7 +12,7 @@ from .._torch_compat import offering_aot_compile
 from ..artifact.saved_checks import identity_row
 from ..driver.saved_by_torch import SavedByTorch
 from ..errors import CompileError
-from ..frontend.guard_rows import IDENTITIES, UnknownGuard, path_of
+from ..frontend.guard_rows import IDENTITIES, UnknownGuard, is_about_torch, path_of
 from ..options import Options
 
 __all__ = ["compile_to_save"]
@@ -80,7 +80,7 @@ class _KeptGuards:
         return [self._keeps(guard) for guard in guards]
 
     def _keeps(self, guard: Any) -> bool:
-        if guard.is_global:
+        if guard.is_global or is_about_torch(guard.orig_guard.name):
             return False  # the bytecode reads globals of the process that it runs in, as torch's own filter has it
         kinds = {guard.guard_type, *guard.derived_guard_types}
         unsupported = torch._dynamo.guards.CheckFunctionManager.UNSUPPORTED_SERIALIZATION_GUARD_TYPES
