@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops import cond, while_loop
+from torch._higher_order_ops.effects import _register_effectful_op
 from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.scan import scan
+from torch._library.effects import EffectType
 
 import aotkit
 from aotkit.artifact.records import CompiledGraph
@@ -292,12 +294,45 @@ def test_another_bound_on_a_size_is_another_entry() -> None:
             call(torch.ones(5), torch.tensor(3))
 
 
+LIBRARY = torch.library.Library("aotkit_warm_parts", "FRAGMENT")
+LOG: list[float] = []
+
+
+def _note(x: torch.Tensor) -> torch.Tensor:
+    LOG.append(float(x.sum()))
+    return x.clone()
+
+
+LIBRARY.define("note(Tensor x) -> Tensor")
+LIBRARY.impl("note", _note, "CPU")
+LIBRARY.impl("note", torch.clone, "Meta")
+
+
+def test_ordered_effects_of_a_loaded_graph_happen_once_and_in_order(no_compile: Callable[[], None]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        torch.ops.aotkit_warm_parts.note(x * 2)  # its result is not used: it must happen all the same
+        return torch.ops.aotkit_warm_parts.note(x) * 3
+
+    handle = _register_effectful_op(torch.ops.aotkit_warm_parts.note.default, EffectType.ORDERED)
+    try:
+        for loaded in (0, 1):
+            call, recorder = compiled(fn, options={"cacheable": {"aotkit_warm_parts.note@1"}})
+            LOG.clear()
+            torch.testing.assert_close(call(torch.ones(3)), torch.full((3,), 3.0))
+            assert LOG == [6.0, 3.0] and len(told(recorder, "cache.loaded")) == loaded
+            no_compile()
+    finally:
+        handle.destroy()
+
+
 PROCESS = """
 import json, sys
 import torch, aotkit
 from torch._higher_order_ops import cond, while_loop
+from torch._higher_order_ops.effects import _register_effectful_op
 from torch._higher_order_ops.map import map as mapped
 from torch._higher_order_ops.scan import scan
+from torch._library.effects import EffectType
 torch._dynamo.config.capture_scalar_outputs = torch._dynamo.config.capture_dynamic_output_shape_ops = True
 
 def branches(x, w):
