@@ -270,3 +270,21 @@ def test_a_forged_program_is_refused_before_anything_of_it_runs(
     torch.testing.assert_close(result, function(x, torch.ones(3, 3)))
     with pytest.raises(BackwardCompileError, match="program in parts"):
         result.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda environment: environment.update(torch="2.9.0"), "compiled with torch 2.9.0"),
+        (lambda environment: environment["features"].append("avx9000"), "features that this one"),
+    ],
+)
+def test_a_file_for_another_torch_or_processor_says_so(
+    files: dict[str, bytes], change: Callable[[Any], object], told: str, tmp_path: Path
+) -> None:
+    entry = unseal(files["function"])
+    meta: Any = dict(entry.meta)
+    change(meta["environment"])
+    (tmp_path / "file").write_bytes(seal(entry.sections, meta))
+    with pytest.raises(aotkit.PackageError, match=told):
+        aotkit.saved.load_compiled_function(tmp_path / "file")

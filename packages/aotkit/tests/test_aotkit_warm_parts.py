@@ -21,6 +21,7 @@ from torch._higher_order_ops.scan import scan
 from torch._library.effects import EffectType
 
 import aotkit
+from aotkit.artifact import key
 from aotkit.artifact.records import CompiledGraph
 from aotkit.driver import graph_compiler, lower, stages
 from aotkit_cache import CacheWarning, open_cache
@@ -458,3 +459,26 @@ def test_an_entry_that_does_not_hold_together_is_compiled_again(how: str, monkey
     call, recorder = compiled(branches)  # it was replaced
     torch.testing.assert_close(call(x, w), want)
     assert len(told(recorder, "cache.loaded")) == 1
+
+
+def test_what_differs_in_a_branch_or_in_the_environment_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_factor(factor: float) -> Callable[..., Any]:
+        def fn(x: torch.Tensor) -> torch.Tensor:
+            return cond(x.sum() > 0, lambda x: x.sin() * factor, lambda x: x.cos(), (x,))
+
+        return fn
+
+    def loads(factor: float) -> bool:
+        call, recorder = compiled(with_factor(factor))
+        x = torch.linspace(-1, 2, 12)
+        torch.testing.assert_close(call(x), with_factor(factor)(x))
+        return bool(told(recorder, "cache.loaded"))
+
+    assert [loads(2.0), loads(3.0), loads(2.0), loads(3.0)] == [False, False, True, True]
+    real = key.environment_parts()
+    others: dict[str, Any] = {"environment_parts": {**real, "env.torch": "2.99"}, "host_machine": "another processor"}
+    for name, other in others.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(key, name, lambda other=other: other)
+            assert [loads(2.0), loads(2.0)] == [False, True]
+    assert loads(2.0)
