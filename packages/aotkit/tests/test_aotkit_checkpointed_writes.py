@@ -347,8 +347,12 @@ def test_a_capture_without_dynamo_refuses_regions_that_write(function: Any) -> N
         aotkit.aot_module(m, lambda graph, _: graph)(x)
     with pytest.raises(aotkit.CompileError, match=r"a region that torch\.utils\.checkpoint runs writes to an input"):
         aotkit.stages(m).capture(x)
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+    with pytest.raises(aotkit.CompileError, match=r"a region that torch\.utils\.checkpoint runs writes to an input"):
+        aotkit.saved.compile_step(m, optimizer, lambda m, x: m(x).sum(), (x,))
     m.eval()
     if function is normed:
+        aotkit.saved.compile_step(m, optimizer, lambda m, x: m(x).sum(), (x,))
         assert torch.equal(aotkit.aot_module(m, lambda graph, _: graph)(x), m(x))
     with torch.no_grad():
         before = m.count.clone()

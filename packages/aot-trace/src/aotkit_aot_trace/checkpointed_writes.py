@@ -42,6 +42,7 @@ __all__ = [
     "CheckpointedRegion",
     "is_checkpoint",
     "noting_regions",
+    "refuse_own_regions",
     "refuse_to_repeat",
     "regions_to_repeat",
     "repeat_writes",
@@ -116,11 +117,13 @@ class NotedRegions:
         found: those that Dynamo's graph calls, in order.
         inside: whether one of them is being recorded.
         wrote: the operation by which a region that the function checkpoints by itself wrote to an input, if one did.
+        differentiable: whether autograd has a history of something in such a region.
     """
 
     found: list[CheckpointedRegion] = field(default_factory=list)
     inside: bool = False
     wrote: str | None = None
+    differentiable: bool = False
 
 
 _NOTED: ContextVar[NotedRegions | None] = ContextVar("checkpointed regions of the recording in progress", default=None)
@@ -151,12 +154,13 @@ class _OwnCheckpoints(TorchFunctionMode):
         self._values = [i.value for i in inputs if isinstance(i.value, Tensor) and is_functional(i.value)]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._regions.inside or self._regions.wrote is not None or not compat.in_checkpoint():
+        if self._regions.inside or not compat.in_checkpoint():
             return func(*args, **(kwargs or {}))
         before = [count_data_mutations(value) for value in self._values]
         result = func(*args, **(kwargs or {}))
         if before != [count_data_mutations(value) for value in self._values]:
             self._regions.wrote = str(getattr(func, "__name__", func))
+        self._regions.differentiable |= isinstance(result, Tensor) and result.requires_grad
         return result
 
 
@@ -365,19 +369,20 @@ def _is_reached(region: CheckpointedRegion, functions: Sequence[Any]) -> bool:
     return any(f._sequence_nr() in region.functions and compat.has_saved(f) for f in functions)
 
 
-def refuse_to_repeat(noted: NotedRegions, *, in_graph: bool) -> None:
-    """Raise :class:`Unsupported` for a region whose writes could not be recorded again.
-
-    ``in_graph``: also for those of Dynamo's graph, since there are tensor subclasses.
-    """
-    if noted.wrote is not None:
+def refuse_own_regions(noted: NotedRegions) -> None:
+    """Raise :class:`Unsupported` if a region that the function checkpoints by itself would be computed again."""
+    if noted.wrote is not None and noted.differentiable:
         raise Unsupported(
             f"a region that torch.utils.checkpoint runs writes to an input by {noted.wrote}",
             "eager mode computes the region again in the backward, and so writes again; captured without Dynamo, it is "
             "computed once",
             "Capture it by torch.compile, or write outside of the region",
         )
-    for region in noted.found if in_graph else ():
+
+
+def refuse_to_repeat(noted: NotedRegions) -> None:
+    """Raise :class:`Unsupported` for a region of Dynamo's graph that writes, in a graph with tensor subclasses."""
+    for region in noted.found:
         if region.writes:
             raise _refusal(region.node, "in a graph with tensor subclasses")
 

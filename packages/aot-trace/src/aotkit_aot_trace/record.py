@@ -41,7 +41,7 @@ from aotkit_functionalize.tracing import (
 
 from . import _torch_compat as compat
 from .backward_mutated_inputs import backward_mutated_inputs, settle
-from .checkpointed_writes import noting_regions, refuse_to_repeat, regions_to_repeat, repeat_writes
+from .checkpointed_writes import noting_regions, refuse_own_regions, refuse_to_repeat, regions_to_repeat, repeat_writes
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import GraphFunction, closed_over, data_dependent, not_functional
@@ -141,6 +141,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         inputs = (function_inputs if apart is None else apart.enter)(placeholders, request.callers)
         with noting_regions(() if isinstance(request.fn, GraphFunction) else inputs) as noted:
             outputs = _flat(request.fn(*(i.value for i in inputs)))
+        refuse_own_regions(noted)
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:
             raise Unsupported(
@@ -166,8 +167,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
             return values
-        refuse_to_repeat(noted, in_graph=forward.subclasses is not None)
         if forward.subclasses is not None:
+            refuse_to_repeat(noted)
             return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
         differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
