@@ -113,6 +113,40 @@ CASES = {
 }
 
 
+def test_a_kernel_writes_over_the_gradient_of_a_convolution_by_its_image() -> None:
+    text = """aotkit-ir 2
+program gradient
+input g
+input x
+input w
+buffer g : float32[2, 3, 8, 8] strides [192, 64, 8, 1] input on cpu
+buffer x : float32[2, 4, 8, 8] strides [256, 64, 8, 1] input on cpu
+buffer w : float32[3, 4, 1, 1] strides [4, 1, 1, 1] input on cpu
+buffer dx : float32[2, 4, 8, 8] strides [256, 64, 8, 1] temporary on cpu
+buffer dw : float32[3, 4, 1, 1] strides [4, 1, 1, 1] output on cpu
+buffer y : float32[2, 4, 8, 8] strides [256, 64, 8, 1] output on cpu
+extern c: dx, dw, _ = CALL
+loop y(i0 < 2, i1 < 4, i2 < 8, i3 < 8):
+  stage():
+    %a = load dx[i0, i1, i2, i3] : f32
+    %b = load x[i0, i1, i2, i3] : f32
+    %c = mul %a, %b : f32
+    store y[i0, i1, i2, i3] = %c
+return y, dw
+"""
+    call = (
+        "aten.convolution_backward.default(g, x, w, [0], [1, 1], [0, 0], [1, 1], false, [0, 0], 1, [true, true, false])"
+    )
+    after = reuse_call_results(parse_program(text.replace("CALL", call)), Fuel())
+    compiled = generate(after)
+    assert [(s.result, s.base) for s in compiled.plan.steps if isinstance(s, ReuseBuffer)] == [("y", "dx")]
+    g, x, w = torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8), torch.randn(3, 4, 1, 1)
+    y, dw = bind_program(compiled)([g, x, w])
+    image, weights = x.clone().requires_grad_(), w.clone().requires_grad_()
+    wanted = torch.autograd.grad(torch.nn.functional.conv2d(image, weights), (image, weights), g)
+    torch.testing.assert_close((y, dw), (wanted[0] * x, wanted[1]))
+
+
 @pytest.mark.covers("F5h.8", "F5c.8")
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_writes_over_the_result_of_a_product_that_it_is_the_last_to_read(case: str) -> None:

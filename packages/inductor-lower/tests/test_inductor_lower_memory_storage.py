@@ -119,8 +119,8 @@ def sums_of_three(size: int, inputs: str = "xyz") -> str:
     return "\n".join([*lines, "return c", ""])
 
 
-@pytest.mark.parametrize(("size", "parts"), [(1 << 20, 2), (1 << 10, 1)])
-def test_a_segment_ends_where_much_memory_can_be_given_back(size: int, parts: int) -> None:
+@pytest.mark.parametrize(("size", "parts"), [(1 << 20, 2), (1 << 17, 2), (1 << 10, 1)])
+def test_a_segment_ends_where_a_large_tensor_can_be_given_back(size: int, parts: int) -> None:
     program = parse_program(sums_of_three(size))
     (run,) = segments(program, assign_storage(program))
     assert len(run) == parts

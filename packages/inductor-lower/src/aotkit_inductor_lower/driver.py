@@ -398,7 +398,8 @@ def _kernel_choices(ctx: PassContext) -> str:
     disabled = [name for name in optional(KERNEL_PASSES) if name in ctx.options.disable]
     fuel = "" if ctx.options.fuel is None else f" fuel={ctx.fuel.left}"
     separate = " separate" * ctx.options.separate_kernels
-    return fuel + f" without={','.join(disabled)}" * bool(disabled) + separate
+    arena = "" if ctx.options.arena_bytes is None else f" arena={ctx.options.arena_bytes}"
+    return fuel + f" without={','.join(disabled)}" * bool(disabled) + separate + arena
 
 
 def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:

@@ -38,6 +38,8 @@ class LowerOptions:
     there are many small ones.
     ``overlap_memory``: so that other steps run while collectives do, steps may change their order, and the peak of
     memory may grow by this share; 0.0: not at all; ``None``: collectives run where the graph has them.
+    ``arena_bytes``: on the CPU, temporaries of more bytes than these are tensors of torch's, given back behind their
+    last reader, and not in the arena, which stays: for the halves of a training step. ``None``: of any size.
     ``link_latency`` and ``link_bandwidth``: a collective takes so many seconds and its bytes by so many a second; from
     this follow the order of steps beside collectives and how many of them become one.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
@@ -63,6 +65,7 @@ class LowerOptions:
     check_inputs: bool = True
     separate_kernels: bool = False
     overlap_memory: float | None = 0.1
+    arena_bytes: int | None = None
     link_latency: float = 20e-6
     link_bandwidth: float = 4e9
     processor: Processor = "host"

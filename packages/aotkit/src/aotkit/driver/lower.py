@@ -25,6 +25,11 @@ from .shown import show_compiled
 __all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten", "with_joined_collectives"]
 
 
+#: Larger temporaries of a training step live no longer than they are used (Note [Large temporaries of a training step]
+#: of inductor-lower). An allocation takes a microsecond, kernels over so much memory many times that.
+ARENA_BYTES_IN_TRAINING = 1 << 18
+
+
 def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
     """Our stage ``lower``: generated kernels, or ATen as it stands."""
     if kind == "inference":  # a forward with a backward had it before it was partitioned
@@ -39,7 +44,7 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     with ctx.recorder.stage("lower"):
         compiled = compile_to_program(
             graph,
-            options=lower_options(ctx.options),
+            options=lower_options(ctx.options, training=kind != "inference"),
             observer=ctx.recorder.part(ctx.short(name)),
             object_store=store,
             arenas=ctx.arenas,
@@ -100,8 +105,8 @@ def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
     return run
 
 
-def lower_options(chosen: Options) -> LowerOptions:
-    """What the options of the stack mean for the lowering."""
+def lower_options(chosen: Options, training: bool = False) -> LowerOptions:
+    """What the options of the stack mean for the lowering. ``training``: of a forward or backward."""
     return LowerOptions(
         numerics=chosen.numerics,
         rng=chosen.rng,
@@ -115,6 +120,7 @@ def lower_options(chosen: Options) -> LowerOptions:
         overlap_memory=chosen.overlap_memory,
         link_latency=chosen.link_latency,
         link_bandwidth=chosen.link_bandwidth,
+        arena_bytes=ARENA_BYTES_IN_TRAINING if training else None,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

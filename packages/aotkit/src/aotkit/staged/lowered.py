@@ -111,7 +111,7 @@ class Lowered:
         """Code for the options' processor, or for the device of the call: the last stage, which can be called."""
         before = self.partitioned
         with in_stage("compile"):
-            made = {name: _generate(graph, before.options) for name, graph in self.graphs.items()}
+            made = {name: _generate(graph, before.options, name != "inference") for name, graph in self.graphs.items()}
         forward, backward = made.get("inference") or made["forward"], made.get("backward")
         texts = None if before.backward is None else Graphs(before.forward, before.backward)
         artifact = Artifact(before.plan, before.metadata, forward, backward, graphs=texts)
@@ -159,6 +159,6 @@ class Lowered:
         return "\n".join(lines)
 
 
-def _generate(graph: LoweredGraph, options: Options) -> CompiledGraph:
-    program = generate_program(graph.scheduled, lower_options(options))
+def _generate(graph: LoweredGraph, options: Options, training: bool) -> CompiledGraph:
+    program = generate_program(graph.scheduled, lower_options(options, training))
     return CompiledGraph(program, dict(graph.scheduled.constants), graph.detaches, graph.checked, graph.report)

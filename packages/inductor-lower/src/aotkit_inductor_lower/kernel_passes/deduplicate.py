@@ -93,6 +93,8 @@ def _plain(kernel: KernelText) -> bool:
 
 def _in_order(nests: Sequence[LoopNest], root: Callable[[str], str], storage: Mapping[str, str]) -> str:
     """Why the members run one after the other, ``""`` if they may run at once."""
+    if any(storage.get(root(name)) == "large" for nest in nests for name in (*nest.reads, *nest.writes)):
+        return "one may write over what another reads"
     written: dict[str, int] = {}
     for number, nest in enumerate(nests):
         for name in map(root, nest.writes):

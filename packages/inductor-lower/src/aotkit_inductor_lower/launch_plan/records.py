@@ -102,8 +102,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ReuseBuffer:
-    """``result`` is the tensor ``base``, the result of an ATen call that a kernel has written over, with ``result``'s
-    sizes. Nothing uses what was in it any more."""
+    """``result`` is the tensor ``base``, which a kernel writes over, or has written over, with ``result``'s sizes.
+    Nothing but that kernel uses what was in it any more."""
 
     result: str
     base: str

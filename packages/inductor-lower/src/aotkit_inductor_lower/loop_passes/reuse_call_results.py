@@ -15,11 +15,11 @@ from ..target import NO_MACHINE
 
 __all__ = ["PASS", "reuse_call_results"]
 
-#: Operators whose results are known to be new memory of their own.
+#: Operators whose only result, or first of several, is known to be new memory of its own.
 _ALLOCATE = frozenset(
     f"{name}.default"
     for name in (
-        *("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution"),
+        *("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward"),
         "mkldnn._linear_pointwise",
     )
 )
@@ -31,10 +31,13 @@ def reuse_call_results(program: Program, fuel: Fuel) -> Program:
     roots = _roots(program)
     last = {roots.get(name, name): place for place, step in enumerate(program.steps) for name in _uses(step)}
     last.update((roots.get(o.name, o.name), len(program.steps)) for o in program.outputs if isinstance(o, BufferRef))
-    made = {
-        step.results[0]: step.target
+    made = {  # the first results, and whether the arena may have them
+        step.results[0]: len(step.results) == 1 and out_overload(step.target) is not None
         for step in program.steps
-        if isinstance(step, ExternCall) and step.target in _ALLOCATE and len(step.results) == 1 and not step.mutates
+        if isinstance(step, ExternCall)
+        and step.target in _ALLOCATE
+        and step.results[0] is not None
+        and not step.mutates
     }
     born: set[str] = set()
     steps: list[Step] = []
@@ -48,7 +51,7 @@ def reuse_call_results(program: Program, fuel: Fuel) -> Program:
                 if result in born:
                     continue
                 planned = buffers[result].kind is BufferKind.TEMPORARY  # the arena's, see find_reuses
-                wanted = [n for n in dying if not (planned and out_overload(made[n]))]
+                wanted = [n for n in dying if not (planned and made[n])]
                 argument = _written_over(step, result, wanted, buffers)
                 if argument is not None and fuel.take():
                     dying.remove(argument)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import Alias, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program
@@ -21,7 +21,7 @@ from ..launch_plan.records import (
     View,
 )
 from ..ops.aten import out_overload
-from .lifetimes import find_lifetimes, with_frees
+from .lifetimes import Lifetimes, find_lifetimes, with_frees
 from .reuse import find_reuses
 from .segments import Segment, segments
 from .storage import Storage, Workspace
@@ -45,8 +45,11 @@ def build_plan(
     storage = replace(storage, classes={**storage.classes, **beside})
     steps = (*_steps(program, storage, workspaces, separate), Return(program.outputs))
     lifetimes = find_lifetimes(program, steps, storage, workspaces)
-    lives = {name: life for name, life in lifetimes.points.items() if storage.classes.get(name) == "arena"}
-    reuses = find_reuses(lifetimes.nests, lives, buffers_of(program), storage)
+    lives = _lives(lifetimes, storage, "arena")
+    buffers = buffers_of(program)
+    reuses = find_reuses(lifetimes.nests, lives, buffers, storage)
+    over = find_reuses(lifetimes.nests, _lives(lifetimes, storage, "allocated"), buffers, storage, storage.large)
+    steps = tuple(_written_over(step, over) for step in steps)
     return LaunchPlan(
         program.name,
         program.inputs,
@@ -60,6 +63,17 @@ def build_plan(
         tuple(with_frees(program.inputs, steps, storage, lifetimes.last_steps)),
         program.symbol_sources,
     )
+
+
+def _lives(lifetimes: Lifetimes, storage: Storage, kind: StorageClass) -> dict[str, tuple[int, int]]:
+    return {name: life for name, life in lifetimes.points.items() if storage.classes.get(name) == kind}
+
+
+def _written_over(step: PlanStep, reuses: Mapping[str, str]) -> PlanStep:
+    """What takes the memory of another buffer is not allocated."""
+    if isinstance(step, Allocate) and step.buffer in reuses:
+        return ReuseBuffer(step.buffer, reuses[step.buffer])
+    return step
 
 
 def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace], separate: bool) -> Iterator[PlanStep]:
@@ -85,7 +99,10 @@ def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace], 
         views.clear()
         if step is not None:
             assert not isinstance(step, Contraction)  # no kernel was made of it, see linearize
-            yield _extern(step, storage)
+            call = _extern(step, storage)
+            yield from (Allocate(name) for name in call.results if name in storage.large and name not in allocated)
+            allocated.update(name for name in call.results if name in storage.large)
+            yield call
 
 
 def _view(alias: Alias) -> View | ReuseBuffer:
@@ -109,7 +126,8 @@ def _segment(
 
 def _extern(call: ExternCall, storage: Storage) -> CallExtern:
     out = None
-    if len(call.results) == 1 and call.results[0] is not None and storage.classes.get(call.results[0]) == "arena":
+    result = call.results[0] if len(call.results) == 1 else None
+    if result is not None and (storage.classes.get(result) == "arena" or result in storage.large):
         out = out_overload(call.target)
     return CallExtern(call.target, call.args, call.kwargs, call.results, out, call.reason)
 

@@ -22,7 +22,7 @@ __all__ = ["Lifetimes", "find_lifetimes", "with_frees"]
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
     """``nests``: what runs, by program point, where it is a kernel. ``points``: the first and the last program point of
-    each buffer. ``last_steps``: the position of the last step that uses it."""
+    each buffer, its allocation left out. ``last_steps``: the position of the last step that uses it."""
 
     nests: Mapping[int, LoopNest]
     points: Mapping[str, tuple[int, int]]
@@ -51,8 +51,9 @@ def find_lifetimes(
                 used = (*nest.reads, *nest.writes, *beside.get(launch, ()))
             for name in used:
                 for memory in (name, storage.root(name)) if name in storage.placements else (name,):
-                    points[memory] = (points[memory][0] if memory in points else point, point)
                     last_steps[memory] = position
+                    if not isinstance(step, Allocate):
+                        points[memory] = (points[memory][0] if memory in points else point, point)
             point += 1
     return Lifetimes(nests, points, last_steps)
 

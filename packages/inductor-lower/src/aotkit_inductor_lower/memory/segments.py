@@ -3,9 +3,9 @@
 Note [Where native code is cut]
     Between two ATen calls all kernels could be one segment. But tensors are allocated before a segment and given back
     behind it, so a long one holds everything that its kernels read and write. So it ends where its kernels have let go
-    of much, and before more is begun: of one part in :data:`PARTS` of all that the program's steps use, and of at least
-    :data:`LEAST` bytes. A call of native code takes a microsecond or two, kernels over so much memory many times that.
-    Tensors of less than :data:`SMALL` bytes do not count: many kernels over these are one parallel region.
+    of a tensor, and before another one is begun. A call of native code takes a microsecond or two, kernels over so much
+    memory many times that. Tensors of less than :data:`SMALL` bytes do not count: many kernels over these are one
+    parallel region.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from ..ir import BufferKind, BufferRef, ExternCall, LoopNest, Program
 from ..ir.walk import step_reads, step_writes
 from .storage import Storage
 
-__all__ = ["LEAST", "Segment", "segments"]
+__all__ = ["SMALL", "Segment", "segments"]
 
-PARTS = 64
-LEAST = 1 << 20
 SMALL = 1 << 19
 
 
@@ -54,11 +52,10 @@ def segments(program: Program, storage: Storage, separate: bool = False) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Bytes that each step of a program lets go of, of tensors that Python holds, and the steps that begin some."""
+    """The steps of a program that let go of tensors that Python holds, and those that begin some."""
 
-    released: dict[int, int]
+    ends: frozenset[int]
     begins: frozenset[int]
-    much: int
 
     @staticmethod
     def of(program: Program, storage: Storage) -> _Held:
@@ -74,26 +71,26 @@ class _Held:
             for name in map(storage.root, (*step_reads(step), *step_writes(step))):
                 first.setdefault(name, position)
                 last[name] = position
-        released: dict[int, int] = {}
+        ends: set[int] = set()
         begins: set[int] = set()
         for name, position in last.items():
             kind = storage.classes.get(name)
             if nbytes.get(name, 0) < SMALL:
                 continue
             if kind in ("input", "allocated", "call result") and name not in kept:
-                released[position] = released.get(position, 0) + nbytes[name]
+                ends.add(position)
             if kind == "allocated":
                 begins.add(first[name])
-        return _Held(released, frozenset(begins), max(LEAST, sum(nbytes.values()) // PARTS))
+        return _Held(frozenset(ends), frozenset(begins))
 
     def cut(self, run: list[tuple[int, LoopNest]]) -> Iterator[tuple[LoopNest, ...]]:
         """The parts of a run of nests, each with its position in the program."""
         part: list[LoopNest] = []
-        released = 0
+        released = False
         for position, nest in run:
-            if released >= self.much and position in self.begins:
+            if released and position in self.begins:
                 yield tuple(part)
-                part, released = [], 0
+                part, released = [], False
             part.append(nest)
-            released += self.released.get(position, 0)
+            released = released or position in self.ends
         yield tuple(part)

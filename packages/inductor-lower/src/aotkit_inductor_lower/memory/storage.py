@@ -5,6 +5,12 @@ Note [What may live in the arena]
     returned (nor any view of it), nor passed to an ATen op that may hand its argument back or keep it: one whose
     schema says so, one made of other ops, or one outside aten. Nor to an op that counts elements from the start of
     the storage, which in the arena is not the buffer's.
+
+Note [Large temporaries of a training step]
+    The arena has the size that its fullest moment needs, and keeps it. A step of training holds most where the forward
+    ends and the backward begins, and its temporaries are largest elsewhere: at the first layers, whose gradients come
+    when most of what was saved is gone. So in a step of training large temporaries are tensors of torch's, allocated
+    before the first kernel that writes them and given back behind the last that reads them, and the arena is small.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..analysis.nests import buffer_bytes
 from ..errors import CodegenError
 from ..ir import Buffer, BufferKind, BufferRef, ExternCall, Program
 from ..ir.in_place import row_major
@@ -27,10 +34,17 @@ __all__ = ["Storage", "Workspace", "assign_storage", "check_on_cpu"]
 @dataclass(frozen=True, slots=True)
 class Storage:
     """``classes``: the storage class of each buffer but scratch, in the order of their declarations. ``placements``:
-    the memory that each alias views, and the offset there."""
+    the memory that each alias views, and the offset there. ``large``: allocated temporaries that the arena could hold,
+    see Note [Large temporaries of a training step]."""
 
     classes: Mapping[str, StorageClass]
     placements: Mapping[str, Placement]
+    large: frozenset[str] = frozenset()
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The classes, with ``"large"`` for large temporaries."""
+        return {**self.classes, **dict.fromkeys(self.large, "large")}
 
     def root(self, name: str) -> str:
         """The buffer that owns the memory of ``name``."""
@@ -47,8 +61,9 @@ class Workspace:
     buffer: Buffer
 
 
-def assign_storage(program: Program, *, arena: bool = True) -> Storage:
-    """Where the buffers of a scheduled program live. Without an ``arena``, torch's allocator gives temporaries."""
+def assign_storage(program: Program, *, arena: bool = True, arena_bytes: int | None = None) -> Storage:
+    """Where the buffers of a scheduled program live. Without an ``arena``, torch's allocator gives temporaries.
+    ``arena_bytes``: as of :class:`~.options.LowerOptions`."""
     where = placements(program)
     storage = Storage({}, where)
     calls = {r: step for step in program.steps if isinstance(step, ExternCall) for r in step.results if r is not None}
@@ -58,7 +73,12 @@ def assign_storage(program: Program, *, arena: bool = True) -> Storage:
         for buffer in program.buffers
         if buffer.kind is not BufferKind.SCRATCH
     }
-    return Storage(classes, where)
+    if arena_bytes is None:
+        return Storage(classes, where)
+    large = frozenset(
+        b.name for b in program.buffers if classes.get(b.name) == "arena" and buffer_bytes(b) > arena_bytes
+    )
+    return Storage(classes | dict.fromkeys(large, "allocated"), where, large)
 
 
 def _storage_class(buffer: Buffer, aliased: bool, call: ExternCall | None, barred: bool) -> StorageClass:

@@ -257,6 +257,7 @@ class PlanEmitter:
         names = self.tensor_names[step.result], self.tensor_names[step.base]
         same = base.sizes == result.sizes
         self.lines.append(f"{names[0]} = {names[1] if same else f'unsafe_view({names[1]}, {_tuple(result.sizes)})'}")
+        self._write_slot(step.result)
 
     def _return(self, step: Return) -> None:
         if self.redzones:

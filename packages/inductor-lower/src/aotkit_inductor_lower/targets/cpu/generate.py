@@ -40,17 +40,18 @@ def generate(
     keep_text: bool = False,
     around_llvm: AbstractContextManager[object] | None = None,
     separate: bool = False,
+    arena_bytes: int | None = None,
 ) -> CompiledProgram:
     """Compile ``program`` for ``target`` (the host), with ``kernels`` of its nests (in their normal form).
     ``keep_text`` keeps the LLVM text in the result; LLVM runs inside of ``around_llvm``.
-    ``separate``: each kernel is a segment.
+    ``separate``: each kernel is a segment. ``arena_bytes``: as of :class:`.LowerOptions`.
 
     Raises :class:`~.errors.CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
     target = target or host_machine()
     made = normalize(linearize(program)) if kernels is None else kernels
     check_on_cpu(program)
-    storage = assign_storage(program)
+    storage = assign_storage(program, arena_bytes=arena_bytes)
     module = ModuleText(program.name, target)
     by_nest = {kernel.name: kernel for kernel in made.kernels}
     written = _Kernels({b.name: b for b in program.buffers}, by_nest, storage, target, module)
@@ -81,6 +82,10 @@ class _Kernels:
     records: list[KernelRecord] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
     known: dict[Kernel, tuple[KernelText, str, str]] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kinds = self.storage.kinds
 
     def add_segment(self, segment: Segment) -> None:
         """Write the segment's function, and the kernels that are new in it."""
@@ -93,7 +98,7 @@ class _Kernels:
                 sizes[symbol] = self._slot(f"${symbol.name}")
             slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
             launches.append(Launch(name, kernel, (*slots, *([] if length is None else [length])), short))
-        calls = combine_launches(launches, nests, self.storage.root, self.storage.classes)
+        calls = combine_launches(launches, nests, self.storage.root, self.kinds)
         position = 0
         for call in calls:
             combo = nests[position].name if len(call.members) > 1 else ""
@@ -103,7 +108,7 @@ class _Kernels:
         self.module.add_segment(segment.function, calls, sizes)
 
     def _own(self, nest: LoopNest) -> Kernel:
-        return mark_nontemporal(self.of[nest.name], self.buffers, self.storage.classes)
+        return mark_nontemporal(self.of[nest.name], self.buffers, self.kinds)
 
     def _text(self, kernel: Kernel, length: int | None) -> tuple[KernelText, str, str]:
         """The text of a kernel, and the names of its functions. Kernels of one shape have one."""

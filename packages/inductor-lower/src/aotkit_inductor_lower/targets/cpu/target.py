@@ -101,6 +101,7 @@ class CpuTarget:
             keep_text=kept,
             around_llvm=stage(observer, "llvm"),
             separate=options.separate_kernels,
+            arena_bytes=options.arena_bytes,
         )
         if observer is not None:
             observer.dump(f"{program.name}.ll", "kernels", lambda: compiled.text)
