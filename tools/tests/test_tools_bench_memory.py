@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tools.bench.held import held_at_peak, table
 from tools.bench.memory import peak_tensor_mb
 
 
@@ -63,3 +64,39 @@ def test_a_compiled_step_holds_no_more_than_an_eager_one(
     for gradient, parameter in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
     assert own <= eager
+
+
+def test_what_is_held_at_the_peak_is_told_by_what_made_it() -> None:
+    kept: list[torch.Tensor] = []
+
+    def step() -> None:
+        if not kept:
+            kept.append(torch.zeros(2**18))
+        gone = torch.ones(2**19) + 1
+        del gone
+        first = torch.full((2**20,), 2.0)
+        second = first.exp()
+        del first
+        second.sin()
+
+    held = [each for each in held_at_peak(step, warmup=1) if each.nbytes > 2**10]  # numbers are tensors, too
+    assert [(each.nbytes, each.kept) for each in held] == [(2**22, False), (2**22, False), (2**20, True)]
+    assert [each.made_by[0] for each in held] == ["aten::full", "aten::exp", "aten::zeros"]
+    lines = table(held, rows=3).splitlines()
+    assert lines[0].split()[0] == "9.00" and lines[3].split()[0] == "1.00" and "before the step" in lines[3]
+
+
+def test_memory_for_a_kernel_is_told_by_its_name() -> None:
+    import aotkit  # noqa: F401  (registers the backend)
+
+    weight = torch.randn(512, 512, requires_grad=True)
+    compiled = torch.compile(lambda x: (x @ weight).sin().exp().sum(), backend="aotkit")
+    given = torch.randn(512, 512)
+
+    def step() -> None:
+        weight.grad = None
+        compiled(given).backward()
+
+    held = held_at_peak(step)
+    names = [name for each in held if each.nbytes >= 2**20 for name in each.made_by if name.startswith("graph")]
+    assert any("-forward: " in name for name in names)
