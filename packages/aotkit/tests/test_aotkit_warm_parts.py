@@ -70,6 +70,11 @@ def loop(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, (y * 1.5).sin()), (start, x.detach() @ w.detach()))
 
 
+def loop_with_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    start = torch.tensor(0)
+    return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, (y * 1.5).sin()), (start, x @ w))[1].cos()
+
+
 def running(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     last, every = scan(lambda c, row: (c * 0.5 + row @ w, c.sin() + row), torch.zeros_like(x[0]), x)
     return last * 2, every.exp()
@@ -115,8 +120,8 @@ def counted_branches(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 PROGRAMS = {
     fn.__name__: fn
     for fn in (
-        branches, branches_in_branches, with_constants, written_and_viewed, loop, running, rows, regions,
-        positive, positions, as_many_as, cut, counted_branches,
+        branches, branches_in_branches, with_constants, written_and_viewed, loop, loop_with_gradients, running, rows,
+        regions, positive, positions, as_many_as, cut, counted_branches,
     )
 }  # fmt: skip
 INFERENCES = {"loop"}
@@ -220,7 +225,7 @@ def test_a_graph_in_parts_is_loaded_without_entering_any_stage(
     assert set(recorder.stage_seconds()) == {"cache-key", "cache-read", "cache-bind"}
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"running", "loop", "rows"}))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"running", "loop", "loop_with_gradients", "rows"}))
 def test_with_sizes_known_at_run_time_only(name: str, no_compile: Callable[[], None]) -> None:
     fn = PROGRAMS[name]
 
@@ -247,6 +252,22 @@ def test_a_hit_reports_what_its_compile_reported(no_compile: Callable[[], None])
     call(x, w)
     before, after = cold.graphs[0].report, warm.graphs[0].report
     assert str(after) == str(before) and after.kernel_count == before.kernel_count > 0
+
+
+def test_a_hit_shows_the_plans_and_kernels_of_all_parts(tmp_path: Path) -> None:
+    texts = []
+    for number in (0, 1):
+        torch._dynamo.reset()
+        recorder = aotkit.Recorder(dump_dir=tmp_path / str(number))
+        backend = aotkit.make_backend(aotkit.Options(fallback="error"), recorder)
+        torch.compile(branches, backend=backend, fullgraph=True)(*values(gradients=False))
+        (plan,) = (tmp_path / str(number)).rglob("*plan.json")
+        texts.append(plan.read_text())
+        code = "".join(path.read_text() for path in sorted((tmp_path / str(number)).rglob("*.ll")))
+        parts = json.loads(plan.read_text())["record"]["parts"]
+        assert len(parts) >= 3 and all(part["program"]["steps"] for part in parts)
+        assert code.count("target triple") == len(parts)
+    assert told(recorder, "cache.loaded") and texts[0] == texts[1]
 
 
 def test_second_derivatives_that_a_compile_refuses_a_loaded_graph_refuses_as_well() -> None:

@@ -48,7 +48,8 @@ _NOT_OUTPUT = frozenset({"cache", "compare_ranks", "fallback", "rank_timeout", "
 # Their bodies are graphs, which are written out, and they call them as they are.
 _HIGHER_ORDER = frozenset(
     (
-        *("cond", "while_loop", "scan", "map", "map_impl", "invoke_subgraph", "wrap", "tag_activation_checkpoint"),
+        *("cond", "while_loop", "while_loop_stack_output", "scan", "map", "map_impl", "invoke_subgraph", "wrap"),
+        "tag_activation_checkpoint",
         *("autograd_function_apply", "wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap_activation_checkpoint"),
     )
 )

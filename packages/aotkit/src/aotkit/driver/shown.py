@@ -85,5 +85,5 @@ def _kernel_text(graph: CompiledGraph) -> str:
 
 
 def _language(graph: CompiledGraph) -> str:
-    (target,) = {program.binary.target for program in _programs(graph)}
-    return {"cpu": ".ll", "triton": ".py"}.get(target, ".ir")
+    targets = {program.binary.target for program in _programs(graph)}
+    return {frozenset({"cpu"}): ".ll", frozenset({"triton"}): ".py"}.get(frozenset(targets), ".ir")
