@@ -154,7 +154,8 @@ class _OwnCheckpoints(TorchFunctionMode):
         self._values = [i.value for i in inputs if isinstance(i.value, Tensor) and is_functional(i.value)]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._regions.inside or not compat.in_checkpoint():
+        # Dynamo, which `torch.cond` runs, looks into this function as well.
+        if torch.compiler.is_dynamo_compiling() or self._regions.inside or not compat.in_checkpoint():
             return func(*args, **(kwargs or {}))
         before = [count_data_mutations(value) for value in self._values]
         result = func(*args, **(kwargs or {}))
