@@ -53,6 +53,9 @@ class Counted(Held):
         return torch.ones(count) * (self.w.sum() + x.sum())
 
 MODELS = {cls.__name__: cls for cls in (Branches, Running, Positive, Counted)}
+# In a function to save, torch 2.11's gradient of a scan takes one result for a view of another.
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+TRAINED = {name: cls for name, cls in MODELS.items() if name != "Running" or not OLD}
 
 def inputs(sign=1.0, rows=4):
     return (torch.linspace(-1, 2, rows * 3).reshape(rows, 3) * sign).requires_grad_()
@@ -102,23 +105,30 @@ def python(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
 SAVE = """
 torch._dynamo.config.capture_scalar_outputs = torch._dynamo.config.capture_dynamic_output_shape_ops = True
 from aotkit.saved import compile_to_save, save_compiled_function
-for name, cls in MODELS.items():
+for name, cls in TRAINED.items():
     model = cls()
     save_compiled_function(compile_to_save(model, (inputs(),)), name)
     save_compiled_function(compile_to_save(model, (inputs(),), dynamic=True), f"{name} of any size")
+for name in MODELS.keys() - TRAINED.keys():
+    try:
+        compile_to_save(MODELS[name](), (inputs(),))
+    except aotkit.CompileError as refusal:
+        assert "aliasing" in str(refusal)
+    else:
+        raise AssertionError(name)
 print(1)
 """
 LOAD = """
 from aotkit.saved import load_compiled_function
 runs = {}
-for name, cls in MODELS.items():
+for name, cls in TRAINED.items():
     call, model = load_compiled_function(name), cls()
     runs[name] = [observed(lambda x: call(model, x), model, inputs(sign)) for sign in (1.0, -1.0)]
     call, model = load_compiled_function(f"{name} of any size"), cls()
     runs[name] += [observed(lambda x: call(model, x), model, inputs(1.0, rows)) for rows in (4, 7)]
 ours = ("aotkit_aot_trace", "aotkit_partition", "aotkit_inductor_lower.driver", "aotkit_inductor_lower.lowering")
 loaded = [n for n in (*ours, "torch._dynamo.symbolic_convert", "aotkit.driver.compile") if n in sys.modules]
-for name, cls in MODELS.items():
+for name, cls in TRAINED.items():
     model = cls()
     wanted = [observed(model, model, inputs(sign)) for sign in (1.0, -1.0)]
     model = cls()
