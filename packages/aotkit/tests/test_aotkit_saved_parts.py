@@ -53,7 +53,7 @@ class Counted(Held):
         return torch.ones(count) * (self.w.sum() + x.sum())
 
 MODELS = {cls.__name__: cls for cls in (Branches, Running, Positive, Counted)}
-# In a function to save, torch 2.11's gradient of a scan takes one result for a view of another.
+# torch 2.11 takes what the backward of such a scan is given for views of each other, and refuses it.
 OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
 TRAINED = {name: cls for name, cls in MODELS.items() if name != "Running" or not OLD}
 
