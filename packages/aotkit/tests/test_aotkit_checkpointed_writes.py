@@ -29,6 +29,8 @@ class Blocks(nn.Module):
         self.linear, self.norm = nn.Linear(5, 5), nn.BatchNorm1d(5)
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("wide", torch.zeros(10)[::2])
+        self.instances = nn.InstanceNorm1d(1, track_running_stats=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.call(self, x)
@@ -42,6 +44,10 @@ def region(function: Callable[[Tensor], Tensor], x: Tensor, **options: Any) -> T
 
 def normed(m: Blocks, x: Tensor) -> Tensor:
     return region(lambda x: m.norm(m.linear(x)).relu(), x)
+
+
+def normed_by_instances(m: Blocks, x: Tensor) -> Tensor:
+    return region(lambda x: m.instances(m.linear(x).unsqueeze(1)).squeeze(1).relu(), x)
 
 
 def counted(m: Blocks, x: Tensor) -> Tensor:
@@ -129,7 +135,15 @@ def later_again(m: Blocks, x: Tensor) -> Tensor:
 
 
 WRITES = [
-    *(normed, counted, counted_at_the_end, counted_at_the_end_of_all, counted_at_the_end_reentrant, kept),
+    *(
+        normed,
+        normed_by_instances,
+        counted,
+        counted_at_the_end,
+        counted_at_the_end_of_all,
+        counted_at_the_end_reentrant,
+        kept,
+    ),
     *(shared, moved, without_a_gradient, part_of_a_buffer, before_and_behind, later_again),
 ]
 
@@ -256,6 +270,14 @@ def reads_what_it_writes_at_the_end(m: Blocks, x: Tensor) -> Tensor:
     return region(body, x)
 
 
+def to_a_buffer_with_gaps(m: Blocks, x: Tensor) -> Tensor:
+    def body(x: Tensor) -> Tensor:
+        m.wide.add_(1)
+        return m.linear(x).sin()
+
+    return region(body, x)
+
+
 def nested(m: Blocks, x: Tensor) -> Tensor:
     return region(lambda x: counted(m, x).sin(), x)
 
@@ -283,7 +305,7 @@ def saves_products() -> Any:
     "function",
     [
         *(reads_what_it_writes, reads_what_it_has_yet_to_write, reads_what_it_writes_at_the_end, nested),
-        *(to_an_intermediate, with_a_policy),
+        *(to_an_intermediate, with_a_policy, to_a_buffer_with_gaps),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*in-place ops.*")

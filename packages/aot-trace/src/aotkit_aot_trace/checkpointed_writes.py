@@ -40,6 +40,7 @@ from . import _torch_compat as compat
 __all__ = [
     "HIDDEN_WRITERS",
     "CheckpointedRegion",
+    "all_nodes",
     "is_checkpoint",
     "noting_regions",
     "refuse_own_regions",
@@ -52,7 +53,7 @@ __all__ = [
 # They update running statistics though their names and schemas don't say so.
 HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index", "lstm"})
 # In training, a batch norm's results that depend on the running statistics: each on the argument at that position.
-_STATISTICS = {"_native_batch_norm_legit_functional": {3: 3, 4: 4}, "_batch_norm_with_update_functional": {4: 3, 5: 4}}
+_STATISTICS = {3: 3, 4: 4}
 _TRAINING_ARGUMENT = 5
 
 
@@ -195,7 +196,7 @@ def _recorded(
     regions: list[CheckpointedRegion],
 ) -> Any:
     last, first_function = noting.tracer.graph._root.prev, compat.next_sequence_number()
-    nested = any(is_checkpoint(inner) for inner in _all_nodes(body))  # whose own hooks have to stay away
+    nested = any(is_checkpoint(inner) for inner in all_nodes(body))  # whose own hooks have to stay away
     if nested or not _may_write(body):
         result = run(body)
         if noting.changed():
@@ -283,10 +284,11 @@ def _refusal(node: Node, how: str) -> Unsupported:
 
 def _may_write(body: GraphModule) -> bool:
     """Whether some node of the graph, which is Dynamo's, may write in place."""
-    return any(_node_may_write(node) for node in _all_nodes(body))
+    return any(_node_may_write(node) for node in all_nodes(body))
 
 
-def _all_nodes(body: GraphModule) -> Iterator[Node]:
+def all_nodes(body: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph and of the graphs within it."""
     for module in body.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes
@@ -342,6 +344,13 @@ def regions_to_repeat(
     index_of = {id(entered.value): entered.index for entered in inputs}
     regions = []
     for region in noted:
+        written = {write.before for write in region.writes}
+        later = [
+            r.before for r in region.reads if id(r.value) in index_of and count_data_mutations(r.value) != r.writes
+        ]
+        stale = any(_dependent(region, [node for node in later if node not in written]))
+        if not region.writes and not stale:
+            continue
         reached = [_is_reached(region, of_output) for of_output in functions]
         if not any(reached):
             continue
@@ -349,19 +358,14 @@ def regions_to_repeat(
             raise _refusal(region.node, "and only some of the graph's differentiable outputs come from it")
         if any(id(write.value) not in index_of for write in region.writes):
             raise _refusal(region.node, "and that is no input of the graph")
-        later = [
-            r.before for r in region.reads if id(r.value) in index_of and count_data_mutations(r.value) != r.writes
-        ]
-        later = [node for node in later if node not in {write.before for write in region.writes}]
-        if any(_dependent(region, later)):
+        if stale:
             raise Unsupported(
                 "a checkpointed region reads a tensor that is written to later in the forward",
                 "eager mode computes the region again with what the tensor holds by then, and so other gradients",
                 "Give the region a copy of the tensor",
                 stack_trace=region.node.meta.get("stack_trace"),
             )
-        if region.writes:
-            regions.append(region)
+        regions.append(region)
     repeated = (write for region in regions for write in region.writes if write.after is not None)
     return regions, frozenset(index_of[id(write.value)] for write in repeated)
 
@@ -415,6 +419,8 @@ def repeat_writes(
     for region in reversed(regions):
         repeated = [(index_of[id(write.value)], write, write.after) for write in region.writes]
         writes = [(index, write, after) for index, write, after in repeated if after is not None]
+        if any(index not in now for index, _, _ in writes):
+            raise _refusal(region.node, "and that has gaps or is lazily conjugated or negated")
         afters = {index: tracer.unwrap_proxy(after).node for index, _, after in writes}
         again = {write.before: tracer.unwrap_proxy(now[index]).node for index, write, _ in writes}
         for node in _between(region, set(afters.values()), live):
@@ -457,9 +463,9 @@ def _dependent(region: CheckpointedRegion, sources: Iterable[Node]) -> Iterator[
 def _depends(node: Node, dependent: Collection[Node]) -> bool:
     if node.target is operator.getitem:
         source, number = cast(tuple[Node, int], node.args)
-        positions = _STATISTICS.get(getattr(source.target, "_opname", ""))
-        if positions is not None and source.args[_TRAINING_ARGUMENT] is True:
-            position = positions.get(number)
+        norm = source.target is torch.ops.aten._native_batch_norm_legit_functional.default
+        if norm and source.args[_TRAINING_ARGUMENT] is True:
+            position = _STATISTICS.get(number)
             return position is not None and source.args[position] in dependent
     return any(used in dependent for used in node.all_input_nodes)
 

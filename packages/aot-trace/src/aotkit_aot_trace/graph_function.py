@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from aotkit_functionalize.subclasses import is_subclass, rebuild, tensors_inside
 from aotkit_functionalize.tracing import below_functional_layer, has_data_mutation, is_functional, to_functional
 
 from . import _torch_compat as compat
-from .checkpointed_writes import HIDDEN_WRITERS, is_checkpoint, run_region
+from .checkpointed_writes import HIDDEN_WRITERS, all_nodes, is_checkpoint, run_region
 
 __all__ = ["GraphFunction"]
 
@@ -59,17 +59,17 @@ class GraphFunction:
     def preferred_layer(self) -> FunctionalLayer:
         """The cheap layer unless a higher-order or a mutating custom operator occurs, or one that it gets wrong."""
         return (
-            FunctionalLayer.MODE if any(_needs_mode(n) for n in _all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
+            FunctionalLayer.MODE if any(_needs_mode(n) for n in all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
         )
 
     def needs_python_dispatcher(self) -> bool:
         """Whether sizes depend on data, at which C++ code would look, or a checkpointed region drops out: the Python
         dispatcher takes dropout apart without an in-place operation, which selective checkpointing does not allow."""
-        if any("unbacked_bindings" in n.meta for n in _all_nodes(self.graph)):
+        if any("unbacked_bindings" in n.meta for n in all_nodes(self.graph)):
             return True
-        if not any(is_checkpoint(n) for n in _all_nodes(self.graph)):
+        if not any(is_checkpoint(n) for n in all_nodes(self.graph)):
             return False
-        names = [str(getattr(n.target, "__name__", n.target)) for n in _all_nodes(self.graph)]
+        names = [str(getattr(n.target, "__name__", n.target)) for n in all_nodes(self.graph)]
         return any("dropout" in name for name in names)
 
 
@@ -82,15 +82,9 @@ def _writes_hidden(graph: Any, node: torch.fx.Node) -> bool:
     if is_checkpoint(node):
         body = getattr(graph, str(cast(torch.fx.Node, node.args[0]).target))
         return any(
-            n.op == "call_module" or getattr(n.target, "__name__", "") in HIDDEN_WRITERS for n in _all_nodes(body)
+            n.op == "call_module" or getattr(n.target, "__name__", "") in HIDDEN_WRITERS for n in all_nodes(body)
         )
     return node.op == "call_module" or getattr(node.target, "__name__", "") in HIDDEN_WRITERS
-
-
-def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    for module in graph.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            yield from module.graph.nodes
 
 
 def _attribute(node: torch.fx.Node) -> Any:
