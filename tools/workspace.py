@@ -56,7 +56,6 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "errors",
         "graph_partition",
         "graph_passes.freeze",
-        "launch_plan",
         "launch_plan.codec",
         "launch_plan.facts",
         "launch_plan.parts",

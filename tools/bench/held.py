@@ -8,7 +8,6 @@ with the kernel that runs next. "before the step": what was kept from earlier st
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from tools.bench.memory import MARKER, MEGABYTE
+from tools.bench.memory import MARKER, MEGABYTE, profiled_step
 from tools.bench.models import MODELS, MORE
 from tools.bench.worker import Step, Worker
 
@@ -42,16 +40,7 @@ class _Change:
 
 def held_at_peak(step: Step, warmup: int = 2) -> list[Held]:
     """What is in memory where most is in use during a step, after some that compile it; the largest first."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
-        for _ in range(warmup):
-            step()
-        gc.collect()
-        with record_function(MARKER):
-            step()
-    results = recorded.profiler.kineto_results if recorded.profiler is not None else None
-    if results is None:
-        raise RuntimeError("the profiler returned no results")
-    begin = next(event.start_ns() for event in results.events() if event.name() == MARKER)
+    results, begin = profiled_step(step, warmup)
     changes = sorted(_changes(results.experimental_event_tree()), key=lambda change: change.when)
     alive: dict[int, Held] = {}
     current = peak = 0

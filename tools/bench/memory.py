@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -21,11 +22,9 @@ MEGABYTE = 2**20
 MARKER = "bench: the measured step"
 
 
-def peak_tensor_mb(step: Callable[[], object], warmup: int = 2) -> float:
-    """The most tensor memory in use at once during a step, in MiB, what was there before the first call left out.
-
-    ``step`` must not have run yet: its first ``warmup`` runs compile and fill what is kept, the next one is measured.
-    """
+def profiled_step(step: Callable[[], object], warmup: int) -> tuple[Any, int]:
+    """The profiler's results of some steps that compile and fill what is kept and of one behind them, and when that
+    one begins, in nanoseconds of the profiler's clock."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         for _ in range(warmup):
             step()
@@ -38,11 +37,20 @@ def peak_tensor_mb(step: Callable[[], object], warmup: int = 2) -> float:
     begins = [event.start_ns() for event in results.events() if event.name() == MARKER]
     if len(begins) != 1:
         raise RuntimeError(f"the profiler saw the measured step {len(begins)} times")
+    return results, begins[0]
+
+
+def peak_tensor_mb(step: Callable[[], object], warmup: int = 2) -> float:
+    """The most tensor memory in use at once during a step, in MiB, what was there before the first call left out.
+
+    ``step`` must not have run yet: its first ``warmup`` runs compile and fill what is kept, the next one is measured.
+    """
+    results, begin = profiled_step(step, warmup)
     changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    current = sum(size for when, size in changes if when < begins[0])
+    current = sum(size for when, size in changes if when < begin)
     peak = current
     for when, size in changes:
-        if when >= begins[0]:
+        if when >= begin:
             current += size
             peak = max(peak, current)
     return peak / MEGABYTE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,60 @@ def _verify_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After a call of it, entering any stage of a compile fails the test."""
+    import aotkit_aot_trace.record
+    import aotkit_inductor_lower.driver
+    from aotkit.driver import compile as pipeline
+    from aotkit.driver import graph_compiler, lower, stages
+    from aotkit_inductor_lower.targets.cpu.target import CpuTarget
+
+    def forbid() -> None:
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            pytest.fail("a stage of a compile was entered")
+
+        for module, name in (
+            (graph_compiler, "compile_captured"),
+            (pipeline, "capture"),
+            (stages, "partition"),
+            (lower, "compile_to_program"),
+            (aotkit_aot_trace.record, "record"),
+            (aotkit_inductor_lower.driver, "compile_parts"),
+            (aotkit_inductor_lower.driver, "lower_for"),
+            (aotkit_inductor_lower.driver, "schedule"),
+            (CpuTarget, "generate"),
+        ):
+            monkeypatch.setattr(module, name, entered)
+
+    return forbid
+
+
+@pytest.fixture
+def damaged() -> Callable[..., bytes]:
+    """``damaged(data, chance)``: the bytes of a file, damaged by chance."""
+    return _damaged
+
+
+def _damaged(data: bytes, chance: random.Random, at: int | None = None) -> bytes:
+    """Other bytes: a bit, a run of bytes, a cut, an insertion, two parts exchanged; ``at``: where."""
+    at = chance.randrange(len(data)) if at is None else at
+    length = min(chance.choice((1, 4, 64, 4096)), len(data) - at)
+    match chance.randrange(5):
+        case 0:
+            return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+        case 1:
+            return data[:at] + chance.randbytes(length) + data[at + length :]
+        case 2:
+            return data[:at]
+        case 3:
+            return data[:at] + chance.randbytes(length) + data[at:]
+        case _:
+            other = chance.randrange(len(data))
+            low, high = sorted((at, other))
+            return data[:low] + data[high:] + data[low:high]
 
 
 Make = Callable[[], Sequence[torch.Tensor]]

@@ -48,25 +48,6 @@ def files(compiled: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def damaged(data: bytes, chance: random.Random, first: int = 0) -> bytes:
-    """Other bytes: a bit, a run of bytes, a cut, an insertion, two parts exchanged; nothing before ``first``."""
-    at = chance.randrange(first, len(data))
-    length = min(chance.choice((1, 4, 64, 4096)), len(data) - at)
-    match chance.randrange(5):
-        case 0:
-            return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
-        case 1:
-            return data[:at] + chance.randbytes(length) + data[at + length :]
-        case 2:
-            return data[:at]
-        case 3:
-            return data[:at] + chance.randbytes(length) + data[at:]
-        case _:
-            other = chance.randrange(first, len(data))
-            low, high = sorted((at, other))
-            return data[:low] + data[high:] + data[low:high]
-
-
 def load(path: Path, kind: str) -> Any:
     if kind == "step":
         return aotkit.saved.load_step(path)
@@ -74,7 +55,9 @@ def load(path: Path, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["plain", "signed", "step"])
-def test_of_200_damaged_files_each_is_refused(files: dict[str, bytes], kind: str, tmp_path: Path) -> None:
+def test_of_200_damaged_files_each_is_refused(
+    files: dict[str, bytes], kind: str, tmp_path: Path, damaged: Callable[..., bytes]
+) -> None:
     chance, tried = random.Random(18), 0
     while tried < 200:
         data = damaged(files[kind], chance)

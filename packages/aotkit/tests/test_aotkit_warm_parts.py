@@ -23,7 +23,6 @@ from torch._library.effects import EffectType
 import aotkit
 from aotkit.artifact import key
 from aotkit.artifact.records import CompiledGraph
-from aotkit.driver import graph_compiler, lower, stages
 from aotkit_cache import CacheWarning, open_cache
 from aotkit_runtime_wrappers import DoubleBackwardError
 
@@ -170,33 +169,6 @@ def compiled(fn: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any
 
 def told(recorder: aotkit.Recorder, name: str) -> list[Any]:
     return [fields for event, fields in recorder.events if event == name]
-
-
-@pytest.fixture
-def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """After a call of it, entering any stage of a compile fails the test."""
-    import aotkit_aot_trace.record
-    import aotkit_inductor_lower.driver
-    from aotkit.driver import compile as pipeline
-    from aotkit_inductor_lower.targets.cpu.target import CpuTarget
-
-    def forbid() -> None:
-        def entered(*args: Any, **kwargs: Any) -> Any:
-            pytest.fail("a stage of a compile was entered")
-
-        for module, name in (
-            (graph_compiler, "compile_captured"),
-            (pipeline, "capture"),
-            (stages, "partition"),
-            (lower, "compile_to_program"),
-            (aotkit_aot_trace.record, "record"),
-            (aotkit_inductor_lower.driver, "compile_parts"),
-            (aotkit_inductor_lower.driver, "lower_for"),
-            (CpuTarget, "generate"),
-        ):
-            monkeypatch.setattr(module, name, entered)
-
-    return forbid
 
 
 def cases() -> list[Any]:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import aotkit
-from aotkit.driver import graph_compiler, lower, stages
 from aotkit_cache import CacheWarning, open_cache
 
 
@@ -29,33 +28,6 @@ def compiled(fn: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any
     recorder = aotkit.Recorder()
     options = aotkit.Options(fallback="error").patch(**settings.pop("options", {}))
     return torch.compile(fn, backend=aotkit.make_backend(options, recorder), **settings), recorder
-
-
-@pytest.fixture
-def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """After a call of it, entering any stage of a compile fails the test."""
-    import aotkit_aot_trace.record
-    import aotkit_inductor_lower.driver
-    from aotkit.driver import compile as pipeline
-    from aotkit_inductor_lower.targets.cpu.target import CpuTarget
-
-    def forbid() -> None:
-        def entered(*args: Any, **kwargs: Any) -> Any:
-            pytest.fail("a stage of a compile was entered")
-
-        for module, name in (
-            (graph_compiler, "compile_captured"),
-            (pipeline, "capture"),
-            (stages, "partition"),
-            (lower, "compile_to_program"),
-            (aotkit_aot_trace.record, "record"),
-            (aotkit_inductor_lower.driver, "lower_for"),
-            (aotkit_inductor_lower.driver, "schedule"),
-            (CpuTarget, "generate"),
-        ):
-            monkeypatch.setattr(module, name, entered)
-
-    return forbid
 
 
 def loaded(recorder: aotkit.Recorder) -> list[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +11,9 @@ import torch
 from aotkit_inductor_lower.memory.code_pages import release_code_pages, unwritten
 from aotkit_inductor_lower.targets.cpu import compile_text, host_machine
 
+on_linux = pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="this system does not list the pages of a process in /proc"
+)
 MAPPINGS = """\
 7f00_0000-7f01_0000 r--p 00000000 fe:01 1 /lib/libcompiler.so
 7f01_0000-7f05_0000 r-xp 00010000 fe:01 1 /lib/libcompiler.so
@@ -20,6 +22,7 @@ MAPPINGS = """\
 7f09_0000-7f0a_0000 rw-p 00090000 fe:01 1 /lib/libcompiler.so
 7f0a_0000-7f0b_0000 rw-p 00000000 00:00 0
 7f10_0000-7f20_0000 r-xp 00010000 fe:01 2 /lib/compiler/libother.so
+7f20_0000-7f30_0000 r--p 00110000 fe:01 2 /lib/compiler/libother.so
 """.replace("_", "")
 
 
@@ -28,8 +31,7 @@ def test_the_part_that_the_loader_may_have_filled_in_is_left_out() -> None:
     assert unwritten("libnone", MAPPINGS) == []
 
 
-def test_of_a_file_that_only_reads_nothing_is_left_over() -> None:
-    """What is behind the last part that can be read is not known, so that one stays as well."""
+def test_a_last_part_that_can_only_be_read_may_be_filled_in_too() -> None:
     assert unwritten("libother", MAPPINGS) == [(0x7F100000, 0x100000)]
 
 
@@ -48,7 +50,7 @@ def _resident(library: str) -> int:
 TEXT = "define double @twice(double %x) {\n  %y = fadd double %x, %x\n  ret double %y\n}\n"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such call")
+@on_linux
 def test_the_compiler_works_as_before_and_takes_less_memory_until_then() -> None:
     code = compile_text(TEXT, host_machine())
     before = _resident("llvmlite")
@@ -58,7 +60,18 @@ def test_the_compiler_works_as_before_and_takes_less_memory_until_then() -> None
     assert release_code_pages("no such library") == 0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such call")
+@on_linux
+def test_a_long_compile_is_followed_by_it_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_text(TEXT, host_machine())
+    there = _resident("llvmlite")
+    compile_text(TEXT, host_machine())
+    assert _resident("llvmlite") >= there
+    monkeypatch.setattr("aotkit_inductor_lower.targets.cpu.object._LONG", 0.0)
+    compile_text(TEXT, host_machine())
+    assert _resident("llvmlite") < there / 2
+
+
+@on_linux
 def test_threads_that_compile_meanwhile_are_not_disturbed() -> None:
     expected, wrong, done = compile_text(TEXT, host_machine()), [], threading.Event()
 

@@ -29,7 +29,7 @@ def wishes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
         return madvise
 
-    monkeypatch.setattr(huge_pages, "_madvise", found)
+    monkeypatch.setattr(huge_pages, "system_madvise", found)
     return seen
 
 
@@ -74,5 +74,5 @@ def test_the_system_itself_takes_the_wish_and_the_memory_is_as_before() -> None:
 
 
 def test_without_the_call_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "_madvise", lambda: None)
+    monkeypatch.setattr(huge_pages, "system_madvise", lambda: None)
     assert not wish_huge_pages(HUGE, LARGE)

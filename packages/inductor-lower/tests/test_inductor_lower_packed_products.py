@@ -29,7 +29,7 @@ aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 needs_panels = pytest.mark.skipif(not panel_columns(), reason="ATen packs in no layout that kernels read")
 needs_pairs = pytest.mark.skipif(  # an emulated processor is asked here as well
-    not multiplies_pairs(cpu_target().machine), reason="no instructions for pairs of bfloat16"
+    not multiplies_pairs(cpu_target().machine), reason="not both of AVX-512's BF16 and VBMI"
 )
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]

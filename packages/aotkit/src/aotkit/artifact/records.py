@@ -23,7 +23,8 @@ import torch
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower.launch_plan.parts import program_to_json
+from aotkit_inductor_lower import CompiledProgram
+from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram, program_from_json, program_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .collectives import Collective, collectives_of
@@ -111,6 +112,11 @@ class CompiledGraph:
     def program_text(self) -> str:
         """The program as JSON text."""
         return self.code if isinstance(self.code, str) else program_to_json(self.code)
+
+    def program(self) -> CompiledProgram | PartitionedProgram:
+        """The program, read if it is there as text; not of live code."""
+        assert not isinstance(self.code, LiveCode)
+        return program_from_json(self.code) if isinstance(self.code, str) else self.code
 
     def to_sections(self, name: str) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Named bytes and JSON metadata; names begin with ``name``."""

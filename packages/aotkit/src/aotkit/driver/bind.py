@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from aotkit_cache import CacheWarning
-from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram, program_from_json
+from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram
 from aotkit_inductor_lower.runtime import ArenaPool, bind_parts, bind_program
 from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
@@ -96,7 +96,7 @@ def bind_graph(
     if isinstance(graph.code, LiveCode):
         call = graph.code.call
     else:
-        program = program_from_json(graph.code) if isinstance(graph.code, str) else graph.code
+        program = graph.program()
         constants = {
             name: (arguments or {})[value].detach() if isinstance(value, int) else value
             for name, value in graph.constants.items()

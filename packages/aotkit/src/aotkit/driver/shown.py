@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aotkit_inductor_lower.launch_plan import CompiledProgram
-from aotkit_inductor_lower.launch_plan.parts import program_from_json, programs_in
+from aotkit_inductor_lower import CompiledProgram
+from aotkit_inductor_lower.launch_plan.parts import programs_in
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..frontend.tracing_context import publish_absent, publish_graph
@@ -77,7 +77,7 @@ def _without_code(raw: Any) -> Any:
 
 
 def _programs(graph: CompiledGraph) -> list[CompiledProgram]:
-    return [] if isinstance(graph.code, LiveCode) else [*programs_in(program_from_json(graph.program_text()))]
+    return [] if isinstance(graph.code, LiveCode) else [*programs_in(graph.program())]
 
 
 def _kernel_text(graph: CompiledGraph) -> str:

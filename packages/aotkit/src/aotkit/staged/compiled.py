@@ -12,7 +12,7 @@ from torch import nn
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
-from aotkit_inductor_lower.launch_plan.parts import program_from_json, programs_in
+from aotkit_inductor_lower.launch_plan.parts import programs_in
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from ..artifact.records import Artifact, CompiledGraph
@@ -167,5 +167,4 @@ def _check_training(training: tuple[bool, ...], call: Call) -> None:
 
 
 def _code_bytes(graph: CompiledGraph) -> int:
-    program = program_from_json(graph.code) if isinstance(graph.code, str) else graph.code
-    return sum(len(code) for each in programs_in(program) for _, code in each.binary.sections)
+    return sum(len(code) for each in programs_in(graph.program()) for _, code in each.binary.sections)

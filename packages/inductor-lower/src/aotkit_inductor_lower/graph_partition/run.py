@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class _Pieces:
         root: dict[str, Any] = dict(outer.modules)
         for node in outer.graph.nodes:
             if node.op == "get_attr":
-                root[str(node.target)] = _attribute(gm, str(node.target))
+                root[str(node.target)] = attrgetter(str(node.target))(gm)
         root.update(self._compiled_bodies(outer.graph, root))
         module = GraphModule(_holder(root), outer.graph)
         calls = tuple(ExternCount(target, count, reason) for (target, reason), count in self.counts.items())
@@ -145,13 +146,6 @@ def _layouts(nodes: Mapping[int, Node]) -> dict[int, Layout] | None:
                 return None
             layouts[position] = layout
     return layouts
-
-
-def _attribute(gm: GraphModule, target: str) -> Any:
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _holder(root: Mapping[str, Any]) -> torch.nn.Module:

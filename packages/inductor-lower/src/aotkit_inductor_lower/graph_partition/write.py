@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class _Writer:
             if node.op == "placeholder":
                 inputs += 1
             elif node.op == "call_module":
-                steps.append(self._part_call(_found(module, str(node.target)), node, values))
+                steps.append(self._part_call(attrgetter(str(node.target))(module), node, values))
             else:
                 steps.append(self._call(node, values))
             values[node] = ValueOf(inputs + len(steps) - 1)
@@ -114,7 +115,7 @@ class _Writer:
         raise NoText(f"an argument is a {kind.__module__}.{kind.__qualname__}")
 
     def _attribute(self, module: GraphModule, target: str) -> Argument:
-        value = _found(module, target)
+        value = attrgetter(target)(module)
         if isinstance(value, torch.Tensor):
             return ConstantOf(self._constant(target, value))
         if isinstance(value, GraphModule | BodyModule):
@@ -156,10 +157,3 @@ def _number(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool | int 
     if not getattr(expr, "is_number", False) and expr not in (True, False):
         raise NoText(f"an argument is the size {expr}, of which no node tells the value")
     return value.node.pytype(expr)  # type: ignore[no-any-return]
-
-
-def _found(module: torch.nn.Module, target: str) -> Any:
-    value: Any = module
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value

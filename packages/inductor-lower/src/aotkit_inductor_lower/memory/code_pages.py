@@ -1,33 +1,22 @@
 """Memory that the code of a library takes, given back when the code is not needed for a while.
 
 Note [Pages of the compiler's code]
-    The code of LLVM that a compile runs through stays in the process's resident memory, about 70 MB, until the system
-    needs memory elsewhere. A process that has compiled its model and trains counts as that much larger. The pages are
-    those of a file that nobody has written to, so the process can hand them back at any time; the next compile finds
-    them in the system's cache again, at a page fault for every 16 of them.
+    The code of LLVM that a compile runs through stays in the process's resident memory, tens of megabytes, until the
+    system needs memory elsewhere. A process that has compiled its model and trains counts as that much larger. The
+    pages are those of a file that nobody has written to, so the process can hand them back at any time; the next
+    compile finds them in the system's cache again, at a page fault for every 16 of them.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import sys
-from collections.abc import Callable
 from pathlib import Path
+
+from .huge_pages import system_madvise
 
 __all__ = ["release_code_pages", "unwritten"]
 
 _MADV_DONTNEED = 4  # Linux's number
 _MAPPINGS = Path("/proc/self/maps")
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    """The system's call, on Linux."""
-    found = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
-    if found is not None:
-        found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return found
 
 
 def unwritten(library: str, mappings: str) -> list[tuple[int, int]]:
@@ -62,7 +51,7 @@ def release_code_pages(library: str) -> int:
     See Note [Pages of the compiler's code]. Other threads may run that code meanwhile. Returns how many bytes of them
     the library has; 0 where the system has no such call, or no such library is loaded.
     """
-    madvise = _madvise()
+    madvise = system_madvise()
     if madvise is None or not _MAPPINGS.exists():
         return 0
     parts = unwritten(library, _MAPPINGS.read_text())

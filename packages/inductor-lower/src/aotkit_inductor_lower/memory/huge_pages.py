@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["HUGE_PAGE", "LARGE", "MADV_HUGEPAGE", "allocator_of_large", "wish_huge_pages"]
+__all__ = ["HUGE_PAGE", "LARGE", "MADV_HUGEPAGE", "allocator_of_large", "system_madvise", "wish_huge_pages"]
 
 LARGE = 8 << 20  # bytes, from which on two system calls do not count
 HUGE_PAGE = 1 << 21  # bytes
@@ -28,8 +28,8 @@ Allocator = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
 
 @functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    """The system's call, on Linux."""
+def system_madvise() -> Callable[[int, int, int], int] | None:
+    """Linux's call about the use of memory, of an address, bytes and the number of an advice; it gives 0 if taken."""
     if not sys.platform.startswith("linux"):
         return None
     found = getattr(ctypes.CDLL(None), "madvise", None)
@@ -41,7 +41,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 def wish_huge_pages(address: int, nbytes: int) -> bool:
     """Ask for huge pages for memory that is written soon. Gives whether the system took the wish: never of less than
     :data:`LARGE` bytes."""
-    madvise = _madvise() if nbytes >= LARGE else None
+    madvise = system_madvise() if nbytes >= LARGE else None
     if madvise is None:
         return False
     first = -(-address // HUGE_PAGE) * HUGE_PAGE
