@@ -69,6 +69,10 @@ def main(cases: Mapping[str, Case]) -> None:
         children.append(child)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
+    # A rank that ends at once would take the connections away from those that are still making theirs.
+    (folder / f"joined{rank}").touch()
+    for other in range(size):
+        wait_for(folder / f"joined{other}")
     try:
         answer = case(rank, folder)
     except BaseException as error:  # noqa: BLE001  # the test compares it
