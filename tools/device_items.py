@@ -6,10 +6,14 @@ driver, and models are tiny, so that every line of this file but for the profile
 
 from __future__ import annotations
 
+import fcntl
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -132,28 +136,54 @@ def settings_of(backend: str, device: str) -> dict[str, Any] | None:
     return {"backend": "eager"}
 
 
-def model_step(name: str, task: str, backend: str, device: str) -> tuple[Callable[[], torch.Tensor], float]:
-    """One step, which returns what it computed, and the seconds that the first one took."""
+@dataclass(frozen=True)
+class Step:
+    """One step of a task, what it left to compare, and the seconds that the first one took."""
+
+    run: Callable[[], Any]
+    result: Callable[[], torch.Tensor]
+    first_seconds: float
+
+
+def model_step(name: str, task: str, backend: str, device: str, dtype: torch.dtype | None = None) -> Step:
+    """The step of a model, which has the same weights, of bfloat16, in every ``dtype``."""
     torch.manual_seed(0)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = MODELS[name](device == "cpu").to(device, dtype).train(task == "training")
+    low = torch.float32 if device == "cpu" else torch.bfloat16
+    model = MODELS[name](device == "cpu").to(device, low).to(dtype or low).train(task == "training")
     inputs, settings = make_inputs(model, task, device), settings_of(backend, device)
     run = model if settings is None else torch.compile(model, **settings)
+    kept: list[Any] = []
 
-    def infer() -> torch.Tensor:
+    def infer() -> None:
+        kept.clear()
         with torch.no_grad():
-            return run(**inputs).logits.float()
+            kept.append(run(**inputs).logits)
 
-    def train() -> torch.Tensor:
+    def train() -> None:
         model.zero_grad(set_to_none=True)
         run(**inputs).loss.backward()
-        return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+    def result() -> torch.Tensor:
+        found = kept if task != "training" else [p.grad for p in model.parameters() if p.grad is not None]
+        return torch.cat([tensor.detach().flatten().float() for tensor in found])
 
     step = train if task == "training" else infer
     begin = time.perf_counter()
     step()
     wait(device)
-    return step, time.perf_counter() - begin
+    return Step(step, result, time.perf_counter() - begin)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other process takes times on the device."""
+    path = os.environ.get("DEVICE_RUN_LOCK")
+    if path is None:
+        yield
+        return
+    with open(path, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def wait(device: str) -> None:
@@ -175,17 +205,22 @@ def milliseconds(step: Callable[[], Any], device: str, repeats: int = 30) -> flo
 
 
 def model_item(name: str, task: str, backend: str, device: str) -> Figures:
-    """Time of a step and of the first, the difference from eager in float32, and the kernels that take longest."""
-    step, first = model_step(name, task, backend, device)
+    """Time of a step and of the first, the distance from float32, memory, and the kernels that take longest."""
+    made = model_step(name, task, backend, device)
     for _ in range(3 if device == "cuda" else 0):
-        step()
-    got = step().clone()
-    took = milliseconds(step, device)
-    figures: Figures = {"milliseconds": took, "first_call_seconds": first, "largest_kernels": largest(step, device)}
-    del step
-    plain, _ = model_step(name, task, "eager", device)
-    want = plain()
-    figures["relative_difference"] = float((got - want).norm() / want.norm().clamp_min(1e-12))
+        made.run()
+    got = made.result()
+    with alone():
+        took = milliseconds(made.run, device)
+        slowest = largest(made.run, device)
+    figures: Figures = {"milliseconds": took, "first_call_seconds": made.first_seconds, "largest_kernels": slowest}
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        made.run()
+        figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
+    del made
+    exact = model_step(name, task, "eager", device, torch.float32).result()
+    figures["error"] = float((got - exact).norm() / exact.norm().clamp_min(1e-12))
     return figures
 
 
@@ -218,7 +253,8 @@ def kernel_item(name: str, device: str) -> Figures:
     if device != "cuda":
         return {}
     target, nbytes = torch.empty_like(x), x.numel() * x.element_size()
-    copied, took = seconds(lambda: target.copy_(x)), seconds(lambda: run([x, bias]))
+    with alone():
+        copied, took = seconds(lambda: target.copy_(x)), seconds(lambda: run([x, bias]))
     return {"microseconds": took * 1e6, "share_of_copy": moved * nbytes / took / (2 * nbytes / copied)}
 
 

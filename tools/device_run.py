@@ -1,10 +1,12 @@
 """The first run on a CUDA device: correctness, then times, in stages that can be taken up again. Needs no network.
 
-    python tools/device_run.py OUT [--stages machine tests ...] [--seconds 480] [--again] [--dry-run]
+    python tools/device_run.py OUT [--stages machine tests ...] [--only REGEX] [--jobs 8] [--seconds 480] [--again]
+                                   [--dry-run]
 
 Needs python, torch, triton, llvmlite, scipy, sympy, filelock, pytest, hypothesis and transformers; the packages are
 found beside this file. Each item runs in a process of its own and leaves one file in OUT; items that are there and did
-not fail are not run again. A stage that takes longer than ``--seconds`` leaves the rest for the next call.
+not fail are not run again. A stage that takes longer than ``--seconds`` leaves the rest for the next call. With
+``--jobs`` several items of a stage run at once, but no two take times on the device at once.
 OUT/report.md says what there is, and what is to be fixed. ``--dry-run`` goes the same way without a device: the
 simulated driver, Triton's interpreter, tiny models. The exit status is 1 if an item of these stages failed or is left.
 """
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +32,12 @@ if __package__ in (None, ""):  # run as a script: its folder is on the path, not
 from tools.gpu_tests import environment, files_with_gpu_tests
 from tools.workspace import ROOT
 
-STAGES = ("machine", "tests", "sanitizer", "kernels", "models")
+STAGES = ("machine", "tests", "sanitizer", "kernels", "operators", "models")
 KERNELS = ("gelu", "softmax", "layer norm", "transpose", "column sum")
 MODEL_NAMES = ("bert", "gpt2", "qwen2", "convnext", "t5")
 BACKENDS = ("eager", "inductor", "inductor graphs", "aotkit", "aotkit graphs")
 LEAST_SHARE = 0.85  # of a copy's bandwidth
-LARGEST_DIFFERENCE = 0.05  # from eager, relative: both compute in bfloat16
+OPERATOR_PARTS = 12  # torch's table of operators is run in so many processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,21 @@ def items(dry_run: bool) -> Iterator[Item]:
             yield Item("sanitizer", path.stem, command, figures=False, seconds=480)
     for kernel in KERNELS:
         yield measured("kernels", f"kernel/{kernel}")
+    for part in range(OPERATOR_PARTS if not dry_run else 1):
+        yield Item("operators", f"part {part}", _operators(part, dry_run), figures=False, seconds=480)
     for name in MODEL_NAMES:
         for task in _tasks(name, dry_run):
             for backend in BACKENDS if not dry_run else ("aotkit",):
                 yield measured("models", f"model/{name}/{task}/{backend}")
+
+
+def _operators(part: int, dry_run: bool) -> tuple[str, ...]:
+    """Part of torch's table of operators, against eager; what it found before is in a journal."""
+    table = (sys.executable, "-m", "tools.conformance", "kernels", "--part", str(part), str(OPERATOR_PARTS))
+    table += ("--journal", "{out}/" + f"operators-{part}.jsonl", "--dtypes", "float32")
+    if dry_run:
+        return (*table, "--processor", "triton-interpreter", "--limit", "3")
+    return (*table, "bfloat16", "int64", "--device", "cuda")
 
 
 def _tasks(name: str, dry_run: bool) -> tuple[str, ...]:
@@ -86,12 +101,14 @@ def _tasks(name: str, dry_run: bool) -> tuple[str, ...]:
     return ("inference", "training", "one token") if name in ("gpt2", "qwen2") else ("inference", "training")
 
 
-def run(item: Item) -> dict[str, Any]:
-    """The outcome of an item."""
+def run(item: Item, out: Path) -> dict[str, Any]:
+    """The outcome of an item; it may write to ``out``."""
     begin = time.monotonic()
+    command = [argument.replace("{out}", str(out.resolve())) for argument in item.command]
+    env = environment() | {"DEVICE_RUN_LOCK": str(out.resolve() / "device.lock")}
     try:
         done = subprocess.run(
-            item.command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=item.seconds, check=False
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=item.seconds, check=False
         )
         status, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
@@ -107,19 +124,27 @@ def _text(output: bytes | str | None) -> str:
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
-def run_stages(out: Path, stages: Sequence[str], seconds: float, again: bool, dry_run: bool) -> list[Item]:
-    """Run what is not there yet; what is left for want of time."""
+def run_stages(
+    out: Path, stages: Sequence[str], seconds: float, again: bool, dry_run: bool, only: str = "", jobs: int = 1
+) -> list[Item]:
+    """Run what is not there yet, ``jobs`` items of a stage at once; what is left for want of time."""
     left: list[Item] = []
-    begun: dict[str, float] = {}
-    for item in items(dry_run):
-        if item.stage not in stages or (not again and _outcome(out, item).get("status") == 0):
-            continue
-        if time.monotonic() - begun.setdefault(item.stage, time.monotonic()) > seconds:
-            left.append(item)
-            continue
-        outcome = run(item)
-        (out / item.file).write_text(json.dumps(outcome, indent=1), encoding="utf-8")
-        print(f"{item.stage} {item.name}: {outcome['status'] or 'ok'}, {outcome['seconds']:.0f} s", flush=True)
+    for stage in stages:
+        chosen = [item for item in items(dry_run) if item.stage == stage and re.search(only, item.name)]
+        waiting = [item for item in chosen if again or _outcome(out, item).get("status") != 0]
+        begun = time.monotonic()
+
+        def attempt(item: Item, begun: float = begun) -> None:
+            if time.monotonic() - begun > seconds:
+                left.append(item)
+                return
+            outcome = run(item, out)
+            (out / item.file).write_text(json.dumps(outcome, indent=1), encoding="utf-8")
+            print(f"{item.stage} {item.name}: {outcome['status'] or 'ok'}, {outcome['seconds']:.0f} s", flush=True)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for _ in pool.map(attempt, waiting):
+                pass
     return left
 
 
@@ -132,7 +157,8 @@ def report(out: Path, stages: Sequence[str], dry_run: bool) -> tuple[str, bool]:
     """The report, and whether all items of these stages are there and ended well."""
     outcomes = {item: _outcome(out, item) for item in items(dry_run)}
     fix = [text for item, outcome in outcomes.items() for text in _faults(item, outcome)]
-    fix += _slow({item.name: outcome["figures"] for item, outcome in outcomes.items() if outcome.get("figures")})
+    figures = {item.name: outcome["figures"] for item, outcome in outcomes.items() if outcome.get("figures")}
+    fix += [*_inexact(figures), *_slow(figures)]
     lines = ["# Run on a device" + " (dry run: none)" * dry_run, "", "## To fix", ""]
     lines += [f"- {text}" for text in fix] or ["Nothing."]
     if not dry_run and shutil.which("compute-sanitizer") is None:
@@ -163,8 +189,15 @@ def _faults(item: Item, outcome: dict[str, Any]) -> Iterator[str]:
         yield f"{item.stage} {item.name} failed ({outcome['status']}): {outcome['output'].strip()[-300:]!r}"
     if figures.get("share_of_copy", 1) < LEAST_SHARE:
         yield f"{item.name} has {figures['share_of_copy']:.0%} of a copy's bandwidth, less than {LEAST_SHARE:.0%}"
-    if not figures.get("relative_difference", 0) <= LARGEST_DIFFERENCE:
-        yield f"{item.name} differs from eager by {figures['relative_difference']:.1%}"
+
+
+def _inexact(figures: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Where we are farther from float32 than three times eager's distance."""
+    for name, ours in figures.items():
+        model, _, backend = name.rpartition("/")
+        eager = figures.get(f"{model}/eager", {}).get("error", 0.01)  # of bfloat16, about, where it was not measured
+        if backend.startswith("aotkit") and not ours.get("error", 0) <= 3 * (eager + 2e-6):
+            yield f"{name} is {ours['error']:.2e} from float32, eager {eager:.2e}"
 
 
 def _slow(figures: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -187,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, default=ROOT / "build" / "device_run")
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
+    parser.add_argument("--only", default="", help="items whose name this regular expression is found in")
+    parser.add_argument("--jobs", type=int, default=1, help="items of a stage at once")
     parser.add_argument("--seconds", type=float, default=480, help="for each stage")
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--dry-run", action="store_true")
@@ -199,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(run_item(options.item, options.device)))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    left = run_stages(options.out, options.stages, options.seconds, options.again, options.dry_run)
+    chosen = (options.stages, options.seconds, options.again, options.dry_run, options.only, options.jobs)
+    left = run_stages(options.out, *chosen)
     text, complete = report(options.out, options.stages, options.dry_run)
     (options.out / "report.md").write_text(text, encoding="utf-8")
     print(text)

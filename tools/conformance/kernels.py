@@ -35,22 +35,28 @@ PASSED = ("equal", "nearer")
 OPTIONS = aotkit.Options(fallback="error", cache=False)
 
 
-def check_pairs(pairs: Sequence[Pair], emit: Emit, options: aotkit.Options = OPTIONS) -> None:
-    """The outcome of each pair to ``emit``; meant for a process of its own, whose settings it changes."""
+def check_pairs(pairs: Sequence[Pair], emit: Emit, options: aotkit.Options = OPTIONS, device: str = "cpu") -> None:
+    """The outcome of each pair to ``emit``; meant for a process of its own, whose settings it changes.
+
+    Returns early where an error has taken the device away from this process.
+    """
     torch._dynamo.config.capture_scalar_outputs = True
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
     for number, pair in enumerate(pairs, 1):
         emit(pair, {})
-        emit(pair, check_pair(pair, options))
+        outcome = check_pair(pair, options, device)
+        emit(pair, outcome)
+        if "CUDA error" in outcome["reason"]:
+            return
         if number % 50 == 0:
             torch._dynamo.reset()
 
 
-def check_pair(pair: Pair, options: aotkit.Options = OPTIONS) -> dict[str, Any]:
+def check_pair(pair: Pair, options: aotkit.Options = OPTIONS, device: str = "cpu") -> dict[str, Any]:
     """Two calls of the compiled pair: its kind, the reason of a failure, the kernels, the ATen calls by name."""
     started = time.perf_counter()
     try:
-        program = make_program(pair)
+        program = make_program(pair, device)
         expected = run(program, program.fn)
     except Exception as error:  # noqa: BLE001  # there is nothing to compare with then
         return {"kind": "absent", "reason": f"{type(error).__name__}: {str(error)[:150]}"}
@@ -108,6 +114,10 @@ def run_table(
     parser.add_argument("--dtypes", nargs="+", default=dtypes)
     parser.add_argument("--directions", nargs="+", default=DIRECTIONS)
     parser.add_argument("--processor", default=options.processor, help="as the option of that name")
+    parser.add_argument("--device", default="cpu", help="where the tensors are")
+    parser.add_argument(
+        "--part", type=int, nargs=2, default=(0, 1), metavar=("K", "N"), help="the Kth of N equal parts"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="operators, as nn.functional.gelu")
     parser.add_argument("--again", nargs="*", default=[], choices=KINDS, help="repeat pairs with these outcomes")
     parser.add_argument("--chunk", type=int, default=200, help="pairs in one process")
@@ -120,11 +130,11 @@ def run_table(
     torch.set_num_threads(1)
 
     def check(pairs: Sequence[Pair], emit: Emit) -> None:
-        check_pairs(pairs, emit, options)
+        check_pairs(pairs, emit, options, chosen.device)
 
     chosen.journal.parent.mkdir(parents=True, exist_ok=True)
     known = read_journal(chosen.journal)
-    every = list(all_pairs(chosen.dtypes, chosen.directions))
+    every = list(all_pairs(chosen.dtypes, chosen.directions))[chosen.part[0] :: chosen.part[1]]
     pairs = [p for p in every if not chosen.only or {p.operator, p.operator.partition("(")[0]} & set(chosen.only)]
     if chosen.no_run:
         pairs = [p for p in pairs if p.key in known]

@@ -98,13 +98,16 @@ def _declared(info: OpInfo, dtype: torch.dtype, direction: str) -> bool:
     return bool(dtype.is_floating_point and info.supports_autograd and dtype in info.backward_dtypes)
 
 
-def make_program(pair: Pair) -> Program:
-    """Raises :class:`Absent` where the table has no sample. From then on the table's operators set no seed."""
+def make_program(pair: Pair, device: str = "cpu") -> Program:
+    """Raises :class:`Absent` where the table has no sample. From then on the table's operators set no seed.
+
+    The numbers of the sample are the same on every ``device``.
+    """
     # Dynamo captures no seed that is set inside; run() sets the same one around the call.
     table.wrapper_set_seed = _call  # type: ignore[assignment]
     info, dtype = entries()[pair.operator], getattr(torch, pair.dtype)
     operator = info.op
-    sample = _sample(info, dtype, pair.direction == "gradient")
+    sample = _on(_sample(info, dtype, pair.direction == "gradient"), device)
 
     def fn(given: Any, args: Any, kwargs: Any) -> Any:
         return operator(given, *args, **kwargs)
@@ -112,7 +115,7 @@ def make_program(pair: Pair) -> Program:
     # Dynamo keeps what it compiled by code object, and must not meet another pair's.
     own = fn.__code__.replace(co_name=f"op_{pair.operator}_{pair.dtype}_{pair.direction}")
     function = types.FunctionType(own, globals(), fn.__name__, None, fn.__closure__)
-    return Program(pair, function, sample, "empty" not in info.name, _tolerance(info, dtype))
+    return Program(pair, function, sample, "empty" not in info.name, _tolerance(info, dtype, device))
 
 
 def _call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,15 +137,29 @@ def _sample(info: OpInfo, dtype: torch.dtype, gradient: bool) -> SampleInput:
     return fallback
 
 
-def _tolerance(info: OpInfo, dtype: torch.dtype) -> tuple[float, float] | None:
-    """The widest (relative, absolute) that the table states for a comparison on the CPU, or torch's defaults."""
+def _on(sample: SampleInput, device: str) -> SampleInput:
+    """The sample with its tensors, and what it names as a device, on ``device``."""
+    if device == "cpu":
+        return sample
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to(device).requires_grad_(value.requires_grad)
+        return torch.device(device) if value == "cpu" or value == torch.device("cpu") else value
+
+    given, args, kwargs = pytree.tree_map(moved, (sample.input, sample.args, sample.kwargs))
+    return SampleInput(given, args=args, kwargs=kwargs)
+
+
+def _tolerance(info: OpInfo, dtype: torch.dtype, device: str) -> tuple[float, float] | None:
+    """The widest (relative, absolute) that the table states for a comparison on ``device``, or torch's defaults."""
     found = default_tolerances(dtype)
     stated = False
     for decorator in info.decorators:
         overrides = decorator.decorators if isinstance(decorator, DecorateInfo) else [decorator]
         if isinstance(decorator, DecorateInfo) and not (
             decorator.cls_name in _COMPARING_TESTS
-            and decorator.device_type in (None, "cpu")
+            and decorator.device_type in (None, device)
             and (decorator.dtypes is None or dtype in decorator.dtypes)
         ):
             continue
