@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import aotkit
 from aotkit.artifact import torch_state
+from aotkit.artifact.package_file import read_package, write_package
 from aotkit.artifact.tensors import bytes_of, tensor_of
 from aotkit.driver import package
 from aotkit_inductor_lower import driver
@@ -164,6 +165,29 @@ def test_a_package_holds_the_kernels_of_a_device(tmp_path: Path) -> None:
         torch.testing.assert_close(aotkit.load(path)(x), model(x))
     with zipfile.ZipFile(path) as archive:
         assert any(b"tl.load" in archive.read(name) for name in archive.namelist())
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on a device that is not there: its memory can't be read from here, only copied."""
+
+    def __new__(cls, value: torch.Tensor) -> OnDevice:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=value.dtype, device="cuda")
+        return made
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*(a.value if isinstance(a, OnDevice) else a for a in args), **(kwargs or {}))
+        return result if func is torch.ops.aten._to_copy.default else OnDevice(result)
+
+
+def test_weights_on_a_device_are_copied_into_the_package(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).view(2, 3)
+    write_package(tmp_path / "weights.aotkit", {}, {}, {"w": OnDevice(weight), "t": OnDevice(weight.t())}, None)
+    _, _, weights = read_package(tmp_path / "weights.aotkit", None)
+    assert torch.equal(weights["w"], weight) and torch.equal(weights["t"], weight.t())
 
 
 def test_a_package_for_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

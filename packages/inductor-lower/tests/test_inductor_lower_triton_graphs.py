@@ -47,10 +47,10 @@ from aotkit_inductor_lower.targets.triton.launcher import LaunchRow, LaunchTable
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 
-def lower(f: Callable[..., Any], *args: Any, mode: str = "fake") -> Compiled:
+def lower(f: Callable[..., Any], *args: Any, mode: str = "fake", **settings: Any) -> Compiled:
     """``f`` traced on the CPU and lowered for a CUDA device."""
     graph = make_fx(f, decompositions(), tracing_mode=mode)(*args)
-    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
+    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter", **settings))
 
 
 def assert_same(got: list[Any], want: tuple[Any, ...]) -> None:
@@ -350,6 +350,24 @@ def test_the_maximum_and_the_sum_of_a_long_softmax_are_one_pass_over_the_row() -
         assert not any(a.kind == "scratch" for k in kernels_of(lowered.program) for a in k.source.arguments)
 
 
+def test_the_gradient_of_a_shifted_loss_keeps_no_row() -> None:
+    """What is the same for a whole row is not read from memory again: a causal language model's labels, of which the
+    last row has none, and the scale of the loss."""
+
+    def f(x: torch.Tensor, labels: torch.Tensor, g: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(x.float(), F.pad(labels, (0, 1), value=-100)[1:], reduction="sum") / count
+        return torch.autograd.grad(loss, [x], g)
+
+    g = torch.Generator().manual_seed(0)
+    labels = torch.tensor([8199, -100, 3, 0, 17])
+    args = [torch.randn(5, 8200, generator=g).bfloat16(), labels, torch.tensor(0.5), torch.tensor(3.0)]
+    lowered = lower(f, *args, disable=frozenset(["split-reductions", "fission-long-rows"]))  # as many rows are not
+    assert not any(a.kind == "scratch" for k in kernels_of(lowered.program) for a in k.source.arguments)
+    (got,), (want,) = bind_program(lowered.program)(list(args)), f(*args)
+    torch.testing.assert_close(got, want)
+
+
 def test_a_long_softmax_compiles_without_spilling() -> None:
     lowered = lower(lambda x: (F.softmax(x, -1),), torch.empty(64, 50257, dtype=torch.bfloat16))
     (kernel,) = kernels_of(lowered.program)
@@ -427,6 +445,26 @@ def test_the_gradient_of_a_norms_weight_is_split_over_rows() -> None:
     got, want = bind_program(lowered.program)(list(args)), f(*args)
     for ours, reference in zip(got, want, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1024), (8192,), (8, 32, 32)])
+def test_column_sums_run_on_all_units_and_are_stored_side_by_side(sizes: tuple[int, ...]) -> None:
+    """One number of each row, its mean, lies beside the next row's: that does not make a column a row."""
+
+    def f(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (((x - mean) * rstd).sum(list(range(len(sizes)))),)
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(*sizes, 96, generator=g)
+    args = [x, x.mean(-1, keepdim=True), x.var(-1, keepdim=True).rsqrt()]
+    lowered = lower(f, *args)
+    (first, _) = kernels_of(lowered.program)
+    assert first.source.name.endswith("_partial")
+    chunks = lowered.scheduled.steps[0].outer[0].size.constant
+    assert chunks >= 32
+    assert re.search(r"tl.store\(p_\w+_partial0 \+ \(i0 \+ k_chunk \* 96\)", first.source.text)
+    (got,), (want,) = bind_program(lowered.program)(list(args)), f(*args)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-2)
 
 
 def test_no_kernel_of_a_norms_backward_adds_up_in_memory() -> None:

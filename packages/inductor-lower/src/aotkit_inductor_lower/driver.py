@@ -32,6 +32,7 @@ from .graph_passes import (
     fold_uniform,
     fuse_attention,
     merge_splits_and_cats,
+    pad_products,
     recognize_attention,
     reinplace,
     remove_noops,
@@ -130,6 +131,7 @@ GRAPH_PASSES = in_order(
     attention_operands.PASS,  # what is left of calls
     simplify.PASS,
     merge_splits_and_cats.PASS,
+    pad_products.PASS,
     reuse_reductions.PASS,
     common_subexpressions.PASS,
     channels_last.PASS,

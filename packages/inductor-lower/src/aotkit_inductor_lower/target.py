@@ -44,8 +44,9 @@ class Capabilities:
     ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``one_pass_rows``: rows that are not held
     are read once for a sum and the squares around its mean, or a maximum and the sum below it.
     ``narrow_convolutions``: the processor multiplies bfloat16, so that the layouts around ATen's convolutions of it
-    count. ``contraction_forms``: what products of matrices become besides ATen's call. ``tiles_products``: they are
-    written in tiles, as long as nothing else is summed beside them.
+    count. ``row_bytes``: ATen's products of bfloat16 and float16 are fast if rows begin at multiples of so many bytes;
+    0: anywhere. ``contraction_forms``: what products of matrices become besides ATen's call. ``tiles_products``: they
+    are written in tiles, as long as nothing else is summed beside them.
     """
 
     device: str
@@ -59,6 +60,7 @@ class Capabilities:
     accumulates_rows: bool
     one_pass_rows: bool
     narrow_convolutions: bool = False
+    row_bytes: int = 0
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
     tiles_products: bool = False

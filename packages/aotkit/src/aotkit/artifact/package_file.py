@@ -140,7 +140,7 @@ def _write_weights(archive: zipfile.ZipFile, weights: Mapping[str, torch.Tensor]
         text += b" " * (-(archive.fp.tell() + 8 + len(text)) % _ALIGNMENT)
         member.write(struct.pack("<Q", len(text)) + text)
         for value in weights.values():
-            data = value.detach().contiguous().reshape(-1)
+            data = value.detach().cpu().contiguous().reshape(-1)
             size = data.numel() * data.element_size()
             if size:
                 member.write(memoryview((ctypes.c_char * size).from_address(data.data_ptr())))

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir import CheckedIndex, Compute, Index, Instr, Load, Reduce, Store
+from ..ir.walk import operands
 from ..kernel_ir.nodes import Kernel
 from ..kernel_ir.walk import PerfectNest, perfect_nests, with_nests
 from ..symbolic import Expr, Symbol, sym
 
 __all__ = ["recompute_scratch"]
 
-_MOST_READS = 2  # of a value that is computed again rather than kept
+_MOST_READS = 2  # along the row, of a value that is computed again rather than kept
+_MOST_INSTRUCTIONS = 40
 
 
 def recompute_scratch(kernel: Kernel) -> Kernel:
@@ -58,13 +60,16 @@ def _chain(nest: PerfectNest, value: str, written: set[str]) -> list[Instr] | No
     for i in reversed(nest.body):
         if isinstance(i, Store) or i.result not in wanted:
             continue
-        if isinstance(i, Reduce | CheckedIndex) or (isinstance(i, Load) and (i.buffer in written or i.mask)):
+        if isinstance(i, Reduce | CheckedIndex) or (isinstance(i, Load) and i.buffer in written):
             return None
         if isinstance(i, Load) and {s.name for index in i.indices for s in index.symbols} & made.keys():
             return None  # it reads where another value of the nest says
-        wanted |= {a for a in (i.args if isinstance(i, Compute) else ()) if a in made}
+        wanted |= made.keys() & set(operands(i))
         chain.append(i)
-    return chain[::-1] if sum(isinstance(i, Load) for i in chain) <= _MOST_READS else None
+    # What is the same for the whole row is found in a cache.
+    along = {Symbol(loop.symbol) for loop in nest.loops}
+    reads = [i for i in chain if isinstance(i, Load) and any(not along.isdisjoint(e.symbols) for e in i.indices)]
+    return chain[::-1] if len(reads) <= _MOST_READS and len(chain) <= _MOST_INSTRUCTIONS else None
 
 
 def _recomputed(nest: PerfectNest, row: str, source: PerfectNest, chain: list[Instr], value: str) -> PerfectNest:
@@ -84,7 +89,8 @@ def _renamed(i: Instr, names: Mapping[str, str], places: Mapping[Symbol, Expr]) 
     assert not isinstance(i, Store)
     result = names[i.result]
     if isinstance(i, Load):
-        return replace(i, result=result, indices=tuple(index.substitute(places) for index in i.indices))
+        indices = tuple(index.substitute(places) for index in i.indices)
+        return replace(i, result=result, indices=indices, mask=names.get(i.mask, i.mask) if i.mask else None)
     if isinstance(i, Index):
         return replace(i, result=result, expr=i.expr.substitute(places))
     if isinstance(i, Compute):

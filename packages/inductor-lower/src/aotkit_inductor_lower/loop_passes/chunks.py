@@ -46,9 +46,14 @@ def unit_count(results: int, stage: Stage, buffers: Mapping[str, Buffer], policy
 
 
 def _moves_along(stage: Stage, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the reduced elements lie side by side in what is read."""
+    """Whether the reduced elements lie side by side in what is read: of large data, if that is read too. A column of a
+    norm's rows is multiplied by one number of each row, and those numbers lie side by side."""
     inner = {Symbol(r.symbol) for r in stage.ranges}
-    for load in loads(stage.body):
+    found = [(load, frozenset[Symbol]().union(*(i.symbols for i in load.indices))) for load in loads(stage.body)]
+    most = max((len(symbols) for _, symbols in found), default=0)
+    for load, symbols in found:
+        if len(symbols) < most:
+            continue
         for index, stride in zip(load.indices, buffers[load.buffer].strides, strict=True):
             if stride == 1 and not inner.isdisjoint(index.symbols):
                 return True
@@ -70,7 +75,11 @@ def _as_many_as_units(
     loop = stage.ranges[0] if arg_reduces(stage.body) else max(stage.ranges, key=_length)
     share = policy.units // unit_count(results, stage, buffers, policy)
     wanted = min(1 << max(0, share - 1).bit_length(), _length(loop), reduced // policy.shortest)
-    return ReductionSplit(loop, to_expr(wanted), floordiv(loop.size + (wanted - 1), wanted)) if wanted > 1 else None
+    if wanted <= 1:
+        return None
+    length = floordiv(loop.size + (wanted - 1), wanted)
+    # Results that lie side by side are written side by side, too.
+    return ReductionSplit(loop, to_expr(wanted), length, place=None if _moves_along(stage, buffers) else 0)
 
 
 def _length(loop: Range) -> int:

@@ -21,8 +21,9 @@ __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
 _INTERPRETED = "triton-interpreter"
 
-# One instance may walk a row of up to ``long_row`` elements several times.
-SPLITS = SplitPolicy(units=256, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
+# A large device runs eight instances on each of some 130 multiprocessors, and needs them to keep enough loads under
+# way. One instance may walk a row of up to ``long_row`` elements several times.
+SPLITS = SplitPolicy(units=1024, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
 
 
 def cuda_capabilities(device: str) -> Capabilities:
@@ -39,6 +40,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         channels_last=False,
         accumulates_rows=False,
         one_pass_rows=True,
+        row_bytes=16,
         atomics=ATOMIC,
         contraction_forms=("dot",),
     )

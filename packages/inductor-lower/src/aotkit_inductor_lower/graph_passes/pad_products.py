@@ -1,0 +1,141 @@
+"""Pass: products of matrices whose rows begin at no multiple of 16 bytes are computed in padded memory.
+
+Before ``mm(x, w.t())`` with 50257 rows of ``w``. After the same with 50264, of which the last ones are 0, and a slice
+of it. Requires a target whose library wants that (:attr:`~.target.Capabilities.row_bytes`), known sizes, and a large
+product.
+
+Note [Rows of a product]
+    Tensor cores are fed 16 bytes at once. Where a row begins between such pieces, cuBLAS has kernels that read two
+    bytes each, a sixth of the speed: a language model whose vocabulary is odd spends half of a training step in its
+    three largest products. Rows are padded with zeros, which change no sum; a result has more columns, of which
+    a copy takes those that are wanted. Padding and copies are loops as any, which fuse with what makes the operands and
+    reads the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..passes import Pass, PassContext
+from .node_facts import before_writes
+from .patterns import emit
+from .replace import replace_node
+from .rewriting import drop_dead_nodes
+
+__all__ = ["PASS", "pad_products"]
+
+aten = torch.ops.aten
+_NARROW = (torch.bfloat16, torch.float16)
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
+_WORTH = 1 << 33  # multiplications and additions: some 10 us, as long as it takes to copy the operands
+_TRANSPOSED = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}
+
+
+def pad_products(graph: Graph, ctx: PassContext, worth: int = _WORTH) -> Graph:
+    """Run the pass. ``worth``: multiplications and additions of the smallest product that is padded."""
+    done = False
+    for node in before_writes(graph):
+        if node.op != "call_function" or node.target not in _PRODUCTS or ctx.fuel.left < 1:
+            continue
+        if _pad(graph, node, ctx.target.capabilities.row_bytes, worth):
+            ctx.fuel.spend(1)
+            done = True
+    if done:
+        drop_dead_nodes(graph)
+    return graph
+
+
+def _pad(graph: Graph, node: Node, row_bytes: int, worth: int) -> bool:
+    *bias, left, right = node.args
+    if not all(isinstance(arg, Node) for arg in node.args) or node.kwargs:
+        return False
+    a, b = (arg.meta.get("val") for arg in (left, right))  # type: ignore[union-attr]
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype not in _NARROW:
+        return False
+    (m, k), n = a.shape, b.shape[1]
+    if not all(isinstance(size, int) for size in (m, n, k)) or min(m, n, k) == 1 or 2 * m * n * k < worth:
+        return False
+    unit = row_bytes // a.element_size()
+    wide = _wide(a, b, unit)
+    if wide == (m, n, k) or any(_columns(arg) != n for arg in bias):
+        return False
+    padded, taken = _padded(wide, (m, n, k), bool(bias)), {"left": left, "right": right}
+    made = emit(graph, padded, node, **taken, **({"bias": bias[0]} if bias else {}))
+    return made is not None and replace_node(node, made)
+
+
+def _columns(bias: Any) -> int | None:
+    """Of a bias that is the same for each row."""
+    value = bias.meta.get("val")
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() == 1 else None
+
+
+def _wide(a: torch.Tensor, b: torch.Tensor, unit: int) -> tuple[int, int, int]:
+    """Rows, columns and inner size of the padded product: those along which something is read or written are multiples
+    of ``unit``."""
+    (m, k), n = a.shape, b.shape[1]
+    along_rows, along_columns = _is_transposed(a), not _is_transposed(b)
+    rows, columns, inner = (-(-size // unit) * unit for size in (m, n, k))
+    whole = along_rows and along_columns  # no operand has the inner size side by side
+    return rows if along_rows else m, columns, k if whole else inner
+
+
+def _is_transposed(x: torch.Tensor) -> bool:
+    return x.stride(0) == 1 and x.stride(1) != 1
+
+
+def _padded(wide: tuple[int, int, int], sizes: tuple[int, int, int], biased: bool) -> Callable[..., Any]:
+    """The function that computes a product of ``sizes`` as one of ``wide``."""
+    (m, n, _), more = sizes, [w - s for w, s in zip(wide, sizes, strict=True)]
+
+    def product(left: Any, right: Any, bias: Any = None) -> Any:
+        a, b = _with_zeros(left, more[0], more[2]), _with_zeros(right, more[2], more[1])
+        if biased:
+            found = aten.addmm.default(aten.constant_pad_nd.default(bias, [0, more[1]]) if more[1] else bias, a, b)
+        else:
+            found = aten.mm.default(a, b)
+        found = aten.slice.Tensor(found, 0, 0, m) if more[0] else found
+        return aten.clone.default(aten.slice.Tensor(found, 1, 0, n)) if more[1] else found
+
+    return product
+
+
+def _with_zeros(x: Any, rows: int, columns: int) -> Any:
+    """``x`` with so many more of both; what is a transposed tensor stays one."""
+    if not rows and not columns:
+        return x
+    node, val = x.node, x.node.meta["val"]
+    if not _is_transposed(val):
+        return _longer(x, val, rows, columns)
+    is_view = node.target in _TRANSPOSED and node.args[1:] == _TRANSPOSED[node.target]
+    base = torch.fx.Proxy(node.args[0], x.tracer) if is_view else aten.t.default(x)
+    return aten.t.default(_longer(base, val.t(), columns, rows))
+
+
+def _longer(x: Any, val: torch.Tensor, rows: int, columns: int) -> Any:
+    """A matrix like ``val`` with zeros below and beside it. What is computed is stored where it belongs in a joined
+    tensor, so that its kernel is spared a copy; a parameter must be copied, which is one kernel for a padded tensor."""
+    if x.node.op == "placeholder":
+        return aten.constant_pad_nd.default(x, [0, columns, 0, rows])
+    if columns:
+        x = aten.cat.default([x, aten.new_zeros.default(x, [val.shape[0], columns])], 1)
+    if rows:
+        x = aten.cat.default([x, aten.new_zeros.default(x, [rows, val.shape[1] + columns])], 0)
+    return x
+
+
+def _is_wanted(ctx: PassContext) -> bool:
+    return ctx.target.capabilities.row_bytes > 0
+
+
+PASS = Pass(
+    "pad-products",
+    pad_products,
+    why="tensor cores read 16 bytes at once, and rows that begin in between are read by far slower kernels",
+    after=("simplify",),
+    when=_is_wanted,
+)
