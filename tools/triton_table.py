@@ -1,11 +1,14 @@
-"""Every Triton kernel of the five architectures' training graphs, compiled for sm_90 without a GPU.
+"""Every Triton kernel of twelve models' training steps beside the incumbent's, compiled for sm_90 without a GPU.
 
-``python -m tools.triton_table [--models bert ...] [--run] [--quick] [--write]``
+``python -m tools.triton_table [--models bert ...] [--keep FOLDER] [--write]``
 
-Per model: how many kernels are launched and how many different ones are compiled, registers of a thread (median and
-most), kernels that spill, bytes of the widest loads. ``--run`` also executes the launch plans on CPU tensors in
-Triton's interpreter and compares each result with eager. ``--write`` puts the table into docs/triton-kernels.md. Ends
-with status 1 if a kernel does not compile, spills, or a result differs.
+Per graph: launches, bytes read and written, ATen calls, registers of a thread, kernels that spill, loads that are
+narrower than they could be, and the time that a model of the device expects; the same of Inductor's kernels, made in
+the same run. ``--write`` puts that into docs/triton-kernels.md, ``--keep`` every kernel's facts as JSON into a folder.
+Ends with status 1 if some kernel spills.
+
+``python -m tools.triton_table --run [--quick] [--models bert ...]`` executes the launch plans of the five architectures
+on CPU tensors in Triton's interpreter instead and compares each result with eager; status 1 if one differs.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from aotkit_inductor_lower.targets.triton import (
 )
 from tools.bench.models import MODELS, make_batch, make_model
 from tools.captured import captured
+from tools.without_device.models import MODELS as DEVICE_MODELS
+from tools.without_device.table import complaints, gather, page, sizes_of
 
-__all__ = ["Graph", "Row", "capture", "lower", "main", "measure", "run_difference"]
+__all__ = ["Graph", "Row", "capture", "executed", "lower", "main", "measure", "run_difference"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "triton-kernels.md"
 ARCH = 90
@@ -123,50 +128,41 @@ def run_difference(graph: Graph, lowered: Compiled) -> str | None:
     return None
 
 
-HEAD = """\
-# Triton kernels
-
-What the training graphs of the five architectures become on a CUDA device: kernels launched per graph, different ones
-among them, ATen calls left, registers of a thread, kernels that spill to local memory, kernels whose loads move 16
-bytes per thread at once. Compiled for sm_90 by Triton {version}, without a GPU. Written by `{command}`.{executed}
-
-| graph | launches | kernels | ATen calls | registers (median) | registers (most) | spilling | 16-byte loads |
-|---|---:|---:|---:|---:|---:|---:|---:|
-"""
+def executed(models: Sequence[str], quick: bool) -> list[str]:
+    """What the interpreter computes otherwise than eager."""
+    found = []
+    for name in models:
+        for graph in capture(name, quick):
+            lowered = lower(graph)
+            difference = run_difference(graph, lowered)
+            found += [f"{graph.name}: {difference}"] if difference else []
+            print(measure(graph, lowered).text(), flush=True)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=sorted({*MODELS, *DEVICE_MODELS}))
     parser.add_argument("--run", action="store_true", help="execute the plans in the interpreter and compare")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the length")
+    parser.add_argument("--quick", action="store_true", help="with --run: a quarter of the length")
+    parser.add_argument("--keep", type=Path, help="a folder for what is known of every kernel")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     chosen = parser.parse_args(arguments)
     torch.manual_seed(0)
-    broken, lines = [], []
-    for name in chosen.models:
-        for graph in capture(name, chosen.quick):
-            lowered = lower(graph)
-            row = measure(graph, lowered)
-            lines.append(row.text())
-            broken += [f"{graph.name}: {kernel} spills" for kernel in row.spilling]
-            if chosen.run:
-                difference = run_difference(graph, lowered)
-                broken += [f"{graph.name}: {difference}"] if difference else []
-            print(row.text(), flush=True)
-    print("\n".join(broken))
-    if chosen.write and not broken:
-        import triton
+    if chosen.run:
+        broken = executed(chosen.models or list(MODELS), chosen.quick)
+        print("\n".join(broken))
+        return 1 if broken else 0
+    facts = gather(chosen.models or list(DEVICE_MODELS), chosen.keep)
+    import triton
 
-        flags = "".join(f" --{name}" for name in ("quick", "run") if getattr(chosen, name))
-        command = f"python -m tools.triton_table{flags} --write"
-        executed = (
-            "\nThe launch plans were executed in Triton's interpreter and agree with eager." if chosen.run else ""
-        )
-        head = HEAD.format(version=triton.__version__, command=command, executed=executed)
-        PAGE.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
-    return 1 if broken else 0
+    text = page(facts, sizes_of(facts), "python -m tools.triton_table --write", triton.__version__)
+    found = complaints(facts)
+    print("\n".join([text, *found]))
+    if chosen.write:
+        PAGE.write_text(text, encoding="utf-8")
+    return 1 if any(" spills " in line for line in found) else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""The page of Triton kernels: ours beside the incumbent's, of all models."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .facts import BANDWIDTH, GraphFacts, KernelFacts
+
+__all__ = ["Facts", "complaints", "gather", "page", "sizes_of"]
+
+Facts = Mapping[str, Sequence[GraphFacts]]  # by side, "ours" and "incumbent": the forward and the backward
+
+_COLUMNS = (
+    "| graph | launches | MB read | MB written | ATen calls | registers (median, most) | spilling | narrow | µs expected |"
+)
+_RANKED = "| graph | kernel | launches | MB read | MB written | MB needed | registers | widths of loads | µs lost |"
+
+
+def gather(models: Iterable[str], folder: Path | None = None, processes: int = 2) -> dict[str, Facts]:
+    """The facts of models, each in a process of its own. Raises ``CalledProcessError`` where one fails."""
+
+    def one(model: str) -> Facts:
+        with tempfile.TemporaryDirectory() as own:
+            file = (folder or Path(own)) / f"{model}.json"
+            subprocess.run([sys.executable, "-m", "tools.without_device", model, str(file)], check=True)
+            found = json.loads(file.read_text())
+        return {side: [GraphFacts.of(graph) for graph in graphs] for side, graphs in found.items()}
+
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    models = list(models)
+    with ThreadPoolExecutor(processes) as pool:
+        return dict(zip(models, pool.map(one, models), strict=True))
+
+
+def page(facts: Mapping[str, Facts], sizes: Mapping[str, str], command: str, version: str) -> str:
+    """docs/triton-kernels.md."""
+    lines = [HEAD.format(command=command, version=version)]
+    lines += ["| model | sizes |", "|---|---|", *(f"| {model} | {sizes[model]} |" for model in facts), ""]
+    lines += ["## Totals", "", "Ours / the incumbent's.", "", _COLUMNS, "|---|" + "---:|" * 8]
+    lines += [_row(f"{model} {ours.part}", ours, other) for model, ours, other in _pairs(facts)]
+    lines += ["", _ratios(facts), "", "## Where time is expected to be lost", "", RANKING, "", _RANKED]
+    lines += ["|---|---|" + "---:|" * 7]
+    ranked = sorted(_kernels(facts), key=lambda pair: -pair[1].lost)[:40]
+    lines += [_ranked(graph, kernel) for graph, kernel in ranked]
+    return "\n".join(lines) + "\n"
+
+
+def complaints(facts: Mapping[str, Facts]) -> list[str]:
+    """What is worse than the incumbent's, or than it has to be."""
+    found = []
+    for model, ours, other in _pairs(facts):
+        graph = f"{model} {ours.part}"
+        if ours.launches > other.launches:
+            found.append(f"{graph}: {ours.launches} launches, the incumbent has {other.launches}")
+        if _moved(ours) > _moved(other):
+            found.append(f"{graph}: {_moved(ours) / 1e6:.0f} MB, the incumbent moves {_moved(other) / 1e6:.0f}")
+        for kernel in ours.kernels:
+            found += [f"{graph}: {kernel.name} spills {kernel.spills} bytes"] if kernel.spills else []
+            found += [f"{graph}: {kernel.name} loads {line}" for line in kernel.narrow]
+    return found
+
+
+def sizes_of(models: Iterable[str]) -> dict[str, str]:
+    """What is built of each model, and on how much it is trained."""
+    from .models import MODELS
+
+    return {model: MODELS[model].sizes for model in models}
+
+
+def _pairs(facts: Mapping[str, Facts]) -> Iterable[tuple[str, GraphFacts, GraphFacts]]:
+    for model, sides in facts.items():
+        for ours, other in zip(sides["ours"], sides["incumbent"], strict=True):
+            yield model, ours, other
+
+
+def _kernels(facts: Mapping[str, Facts]) -> Iterable[tuple[str, KernelFacts]]:
+    for model, ours, _ in _pairs(facts):
+        for kernel in ours.kernels:
+            yield f"{model} {ours.part}", kernel
+
+
+def _moved(graph: GraphFacts) -> float:
+    return graph.total("read") + graph.total("written")
+
+
+def _row(name: str, ours: GraphFacts, other: GraphFacts) -> str:
+    cells = [
+        (str(g.launches), _mb(g.total("read")), _mb(g.total("written")), str(len(g.calls)), *_of_compiler(g))
+        + (f"{g.total('seconds') * 1e6:.0f}",)
+        for g in (ours, other)
+    ]
+    return f"| {name} | " + " | ".join(f"{a} / {b}" for a, b in zip(*cells, strict=True)) + " |"
+
+
+def _of_compiler(graph: GraphFacts) -> tuple[str, str, str]:
+    registers = sorted(k.registers for k in graph.kernels) or [0]
+    spilling = sum(bool(k.spills) for k in graph.kernels)
+    narrow = sum(len(k.narrow) for k in graph.kernels)
+    return f"{registers[len(registers) // 2]}, {registers[-1]}", str(spilling), str(narrow)
+
+
+def _ranked(graph: str, kernel: KernelFacts) -> str:
+    widths = ", ".join(f"{kernel.widths.count(w)} x {w}" for w in sorted(set(kernel.widths)))
+    moved = f"{_mb(kernel.read)} | {_mb(kernel.written)} | {_mb(kernel.needed)}"
+    lost = f"{kernel.lost * 1e6:.0f}"
+    return f"| {graph} | {kernel.name} | {kernel.launches} | {moved} | {kernel.registers} | {widths} | {lost} |"
+
+
+def _ratios(facts: Mapping[str, Facts]) -> str:
+    pairs = [(ours, other) for _, ours, other in _pairs(facts)]
+
+    def mean(of: Iterable[tuple[float, float]]) -> float:
+        logs = [math.log(max(a, 1e-9) / max(b, 1e-9)) for a, b in of]
+        return math.exp(sum(logs) / max(1, len(logs)))
+
+    launches = mean((a.launches, b.launches) for a, b in pairs)
+    moved = mean((_moved(a), _moved(b)) for a, b in pairs)
+    seconds = mean((a.total("seconds"), b.total("seconds")) for a, b in pairs)
+    return (
+        f"Geometric means of ours over the incumbent's: launches {launches:.2f}, bytes {moved:.2f}, "
+        f"expected time {seconds:.2f}."
+    )
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.1f}" if count < 1e8 else f"{count / 1e6:.0f}"
+
+
+HEAD = """\
+# Triton kernels
+
+What a training step of twelve models becomes on a CUDA device, ours and Inductor's in the same run, without a device:
+both pipelines see fake CUDA tensors under autocast to bfloat16, and kernels are compiled for sm_90 by Triton {version}.
+Written by `{command}`.
+
+Bytes are those of whole sectors of 32 bytes that loads and stores ask for, found by running each kernel's text over
+its addresses (Note [What counts as traffic] in `tools/without_device/traffic.py`); ATen's own are not in them. Where
+Inductor would measure several tiles on the device, it has the one that moves least. *Narrow* are loads of neighbours
+that move less than eight bytes a thread. Times are a model (Note [Expected times] in `tools/without_device/facts.py`),
+no measurements.
+"""
+
+RANKING = f"""\
+The kernels of ours that lose most, by that model: all launches' time beyond what their different elements need at
+{BANDWIDTH / 1e12:.0f} TB/s."""
