@@ -1,4 +1,7 @@
-"""The facts of one model's kernels, ours and the incumbent's, as JSON: ``python -m tools.without_device MODEL FILE``."""
+"""The facts of one model's kernels as JSON, ours and the incumbent's.
+
+``python -m tools.without_device MODEL FILE``
+"""
 
 from __future__ import annotations
 

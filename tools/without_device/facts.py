@@ -97,7 +97,9 @@ def graph_facts(graph: Graph, compiled: bool = True) -> GraphFacts:
 def _facts(launch: Launch, count: int, compiled: bool) -> KernelFacts:
     traced = [(c, trace(launch.define, launch.arguments, c.grid, c.constants)) for c in launch.choices]
     choice, found = min(traced, key=lambda pair: expected_seconds(pair[1], pair[0].threads, 32))
-    registers, spills, widths, narrow = 32, 0, {}, ()
+    registers, spills = 32, 0
+    widths: dict[int, list[int]] = {}
+    narrow: tuple[str, ...] = ()
     if compiled:
         ptx, cubin, name = choice.make()
         registers, spills = _resources(cubin, name)

@@ -32,11 +32,11 @@ def incumbent_graphs(name: str) -> list[Graph]:
     from torch._inductor.fx_passes import joint_graph, post_grad
     from torch._inductor.graph import GraphLowering
 
-    for module in (joint_graph, post_grad):  # patterns are traced with tensors, which there are on the host
+    patterns: tuple[Any, ...] = (joint_graph, post_grad)
+    for module in patterns:  # traced with tensors, which there are on the host
         module.lazy_init = _on_host(module.lazy_init)
-    folder = joint_graph.UniformValueConstantFolder
-    if not hasattr(folder.run, "on_host"):
-        folder.run = _folded(folder.run)
+    folder: Any = joint_graph.UniformValueConstantFolder
+    folder.run = _folded(folder.run)
     texts: list[str] = []
 
     def keep(self: Any) -> Any:
@@ -85,7 +85,6 @@ def _folded(run: Callable[..., Any]) -> Callable[..., Any]:
         with _OnHost():
             return run(self, *args, **kwargs)
 
-    folded.on_host = True  # type: ignore[attr-defined]
     return folded
 
 
@@ -113,7 +112,9 @@ class _Kernel:
         sizes = [(n, a.elements if isinstance(a, Argument) else a) for n, a in arguments.items()]
         choices = tuple(self._choice(config, arguments) for config in self.tuner.configs)
         key = f"{text[text.index('(') :]}{sizes}{[(c.grid, sorted(c.constants.items())) for c in choices]}"
-        self.kept.append(Launch(key, self.name, text, self._define, arguments, choices, self.tuner.fn.starting_line_number))
+        self.kept.append(
+            Launch(key, self.name, text, self._define, arguments, choices, self.tuner.fn.starting_line_number)
+        )
 
     def _define(self, tl: Any) -> Callable[..., None]:
         plain = _helpers()

@@ -24,8 +24,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A launch. ``key``: equal for launches that are alike in all that counts here; ``text``: the kernel's function;
-    ``define(tl)``: it as a Python function; ``choices``: those that are compared on a device. ``line``: that of the compiled
-    text at which the function's first line is."""
+    ``define(tl)``: it as a Python function; ``choices``: those that are compared on a device. ``line``: where the
+    function begins in the text that is compiled."""
 
     key: str
     name: str

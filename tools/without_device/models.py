@@ -60,7 +60,7 @@ def _speech() -> Batch:
     return {"input_features": torch.randn(8, 80, 3000, device="cuda"), "labels": labels}
 
 
-def _hugging(name: str, /, loss: str = "", **sizes: Any) -> Callable[[], nn.Module]:
+def _hugging(name: str, /, loss: bool = False, **sizes: Any) -> Callable[[], nn.Module]:
     """A model of `transformers`, ``name`` being "Bert ForMaskedLM" and so on."""
 
     def build() -> nn.Module:
@@ -73,8 +73,8 @@ def _hugging(name: str, /, loss: str = "", **sizes: Any) -> Callable[[], nn.Modu
     return build
 
 
-_ONE_LABEL = {"num_labels": 1000, "problem_type": "single_label_classification"}
-_DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_ONE_LABEL: dict[str, Any] = {"num_labels": 1000, "problem_type": "single_label_classification"}
+_DRY: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 MODELS: dict[str, Model] = {
     "bert": Model(
@@ -84,9 +84,7 @@ MODELS: dict[str, Model] = {
     ),
     "gpt2": Model(
         "width 768, 4 layers, 50257 words; 8 x 1024",
-        _hugging(
-            "GPT2 LMHeadModel", "causal", n_layer=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False
-        ),
+        _hugging("GPT2 LMHeadModel", True, n_layer=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False),
         _tokens(8, 1024, 50257),
     ),
     "resnet": Model(
@@ -103,7 +101,7 @@ MODELS: dict[str, Model] = {
         "width 2048, 4 of 16 heads for keys, 2 layers, 32000 words; 4 x 1024",
         _hugging(
             "Llama ForCausalLM",
-            "causal",
+            True,
             hidden_size=2048,
             intermediate_size=5632,
             num_hidden_layers=2,
@@ -136,7 +134,7 @@ MODELS: dict[str, Model] = {
         "width 1024, 8 experts of width 704, 2 for each word, 2 layers, 32000 words; 4 x 512",
         _hugging(
             "Qwen2Moe ForCausalLM",
-            "causal",
+            True,
             vocab_size=32000,
             hidden_size=1024,
             intermediate_size=2816,
@@ -154,7 +152,7 @@ MODELS: dict[str, Model] = {
     ),
     "mamba": Model(
         "width 768, 2 layers, 50280 words, the scan written out as a loop; 8 x 32",
-        _hugging("Mamba ForCausalLM", "causal", num_hidden_layers=2, use_cache=False, use_associative_scan=False),
+        _hugging("Mamba ForCausalLM", True, num_hidden_layers=2, use_cache=False, use_associative_scan=False),
         _tokens(8, 32, 50280),
     ),
     "whisper": Model(
@@ -190,6 +188,8 @@ MODELS: dict[str, Model] = {
 @contextmanager
 def on_fake_device(name: str) -> Iterator[tuple[nn.Module, Batch]]:
     """The model and its inputs as fake CUDA tensors, while those are understood."""
+    from transformers import PreTrainedModel
+
     model = MODELS[name].build().train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():
@@ -199,7 +199,7 @@ def on_fake_device(name: str) -> Iterator[tuple[nn.Module, Batch]]:
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[key] = _moved(buffer)
-        if hasattr(model, "tie_weights"):
+        if isinstance(model, PreTrainedModel):
             model.tie_weights()
             _install_hooks(model)
         yield model, MODELS[name].batch()

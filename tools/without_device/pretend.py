@@ -1,8 +1,8 @@
 """A CUDA device that is only said to be there: tensors are fake, graphs are traced, and nothing is computed.
 
-A torch without CUDA knows neither a device guard nor hooks for it, which autograd asks for. Both are a few lines of C++,
-compiled once and loaded before torch is; :func:`pretend` then replaces what `torch.cuda` asks of a driver. The process
-can't be used for anything else afterwards.
+A torch without CUDA knows neither a device guard nor hooks for it, which autograd asks for. Both are a few lines of
+C++, compiled once and loaded before torch is; :func:`pretend` then replaces what `torch.cuda` asks of a driver. The
+process can't be used for anything else afterwards.
 """
 
 from __future__ import annotations

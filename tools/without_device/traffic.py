@@ -263,7 +263,9 @@ class _Language:
 
     def reshape(self, value: Any, *shape: Any) -> Array:
         wanted = tuple(map(int, shape[0] if isinstance(shape[0], list | tuple) else shape))
-        return _array(np.broadcast_to(np.asarray(value).ravel()[:1], wanted) if value.size == 1 else value.reshape(wanted))
+        return _array(
+            np.broadcast_to(np.asarray(value).ravel()[:1], wanted) if value.size == 1 else value.reshape(wanted)
+        )
 
     def sum(self, value: Any, axis: Any = None, keep_dims: bool = False, **_: Any) -> Any:
         return _along(value, axis, keep_dims)
@@ -321,7 +323,8 @@ def trace(
     language; ``constants``: its compile-time numbers."""
     recorder = Recorder()
     function = define(recorder.tl)
-    recorder.grid = x, y, z = (*map(int, grid), 1, 1)[:3]
+    x, y, z = [*map(int, grid), 1, 1][:3]
+    recorder.grid = x, y, z
     programs = x * y * z
     given = {n: Pointer(a) if isinstance(a, Argument) else _array(np.int64(a)) for n, a in arguments.items()}
     sampled = sorted({round(k * (programs - 1) / (SAMPLES - 1)) for k in range(SAMPLES)})
@@ -339,7 +342,9 @@ def trace(
 def _total(site: _Site, programs: int, argument: Argument) -> None:
     """Over all instances; the last may be cut off, so it stands for itself."""
     *inner, last = site.totals
-    useful, moved = (float(np.mean([t[k] for t in inner]) * (programs - 1) + last[k]) if inner else float(last[k]) for k in (0, 1))
+    useful, moved = (
+        float(np.mean([t[k] for t in inner]) * (programs - 1) + last[k]) if inner else float(last[k]) for k in (0, 1)
+    )
     site.access.needed = min(useful, float(argument.elements * argument.itemsize))
     site.access.moved = site.access.needed * (moved / useful) if useful else 0.0
 

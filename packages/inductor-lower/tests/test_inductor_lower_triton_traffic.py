@@ -1,0 +1,76 @@
+"""Kernels read and write memory in few sectors: what is counted on whole graphs, without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.targets.triton import KernelSource, kernels_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def lower(f: Callable[..., Any], *args: torch.Tensor) -> Compiled:
+    graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode="fake")(*args)
+    lowered = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter", verify=True))
+    assert isinstance(lowered, Compiled)
+    return lowered
+
+
+def sources(lowered: Compiled) -> list[KernelSource]:
+    return [kernel.source for kernel in kernels_of(lowered.program)]
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def test_columns_are_summed_in_chunks_though_each_row_has_a_mean_of_its_own() -> None:
+    """What lies along the sum, and is the same for all columns, does not make one column a unit of work."""
+
+    def f(x: torch.Tensor, mean: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (grad * (x - mean)).sum((0, 1)), grad.sum((0, 1))
+
+    args = random(4, 512, 768), random(4, 512, 1, seed=1), random(4, 512, 768, seed=2)
+    lowered = lower(f, *args)
+    assert any(launch.name.endswith("_partial") for launch in lowered.program.kernels)
+    for got, want in zip(bind_program(lowered.program)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_partial_sums_of_columns_lie_side_by_side_as_the_columns_do(dtype: torch.dtype) -> None:
+    """So the innermost axis of the tile is along the columns: at least 128 bytes of each row at once."""
+    x = random(2048, 768).to(dtype)
+    lowered = lower(lambda x: (x.sum(0, dtype=torch.float32),), x)
+    partial = next(b for b in lowered.program.plan.buffers if "_partial" in b.name)
+    assert [size.constant for size in partial.sizes][1] == 768
+    (first,) = (s for s in sources(lowered) if s.name.endswith("_partial"))
+    assert str(first.grid[-1][0]) == "768" and first.grid[-1][1] == "XBLOCK"
+    assert first.config.block("XBLOCK") * dtype.itemsize >= 128
+    (got,) = bind_program(lowered.program)([x])
+    torch.testing.assert_close(got, x.sum(0, dtype=torch.float32), rtol=1e-4, atol=1e-3)
+
+
+def test_the_gradient_of_a_log_softmax_keeps_no_row_in_memory() -> None:
+    """What is computed of a few values a row is computed again, not written and read back."""
+
+    def f(x: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(leaf.float(), labels)
+        return torch.autograd.grad(loss, leaf, scale)
+
+    x, labels = random(6, 20000).bfloat16(), torch.tensor([3, 19999, -100, 7, 0, 12345])
+    scale = torch.tensor(3.0)
+    lowered = lower(f, x, labels, scale)
+    assert not [a.name for source in sources(lowered) for a in source.arguments if a.kind == "scratch"]
+    (got,) = bind_program(lowered.program)([x, labels, scale])
+    torch.testing.assert_close(got, f(x, labels, scale)[0], rtol=1e-2, atol=1e-6)

@@ -1,0 +1,171 @@
+"""Traffic and times of kernels, found without a device; both pipelines over fake CUDA tensors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+from tools.without_device import facts, table
+from tools.without_device.kernels import Choice, Graph, Launch
+from tools.without_device.traffic import Access, Argument, Traced, namespace, trace
+
+ROWS = """
+def columns(x, out, BLOCK, ROWS):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    total = tl.full([BLOCK, 4], 0.0, tl.float32)
+    for start in tl.range(0, ROWS, 4):
+        row = (start + tl.arange(0, 4))[None, :]
+        total = total + tl.load(x + (at + 512 * row), (at < 512) & (row < ROWS), other=0.0).to(tl.float32)
+    tl.store(out + at, tl.sum(total, 1)[:, None], at < 512)
+"""
+
+
+def columns(block: int, rows: int = 64) -> Traced:
+    """Columns of a matrix of bfloat16 with 512 columns are summed, ``block`` in each program instance."""
+    arguments = {"x": Argument("x", 2, 512 * rows, True), "out": Argument("out", 4, 512, True)}
+    return trace(defined(ROWS, "columns"), arguments, (512 // block,), {"BLOCK": block, "ROWS": rows})
+
+
+def defined(text: str, name: str) -> Any:
+    def define(tl: Any) -> Any:
+        names = namespace(tl)
+        exec(text, names)
+        return names[name]
+
+    return define
+
+
+@pytest.mark.parametrize(("block", "waste"), [(1, 16), (4, 4), (16, 1), (64, 1)])
+def test_a_sector_counts_as_often_as_instances_ask_for_parts_of_it(block: int, waste: int) -> None:
+    traced = columns(block)
+    assert traced.programs == 512 // block
+    assert traced.bytes_of("load") == waste * 512 * 64 * 2
+    read = next(a for a in traced.accesses if a.kind == "load")
+    assert (read.needed, read.run) == (512 * 64 * 2, 2 * block)
+
+
+def test_some_iterations_of_a_long_loop_stand_for_all() -> None:
+    assert columns(16, rows=4000).bytes_of("load") == pytest.approx(512 * 4000 * 2)
+
+
+def test_what_all_instances_read_counts_once() -> None:
+    text = "def scale(x, w, out):\n    at = tl.program_id(0) * 64 + tl.arange(0, 64)\n"
+    text += "    tl.store(out + at, tl.load(x + at) * tl.load(w + tl.arange(0, 64)))\n"
+    memory = {n: Argument(n, 4, size, True) for n, size in (("x", 64000), ("w", 64), ("out", 64000))}
+    traced = trace(defined(text, "scale"), memory, (1000,), {})
+    assert traced.bytes_of("load") == 64000 * 4 + 64 * 4 and traced.bytes_of("store") == 64000 * 4
+
+
+PTX = """
+	.loc	1 12 30
+	ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+	.loc	1 14 5
+	ld.global.b16 { %rs1 }, [ %rd2 + 0 ];
+	@%p1 ld.global.L1::evict_last.v2.b32 { %r5, %r6 }, [ %rd2 + 0 ];
+	st.global.v4.b32 [ %rd1 + 0 ], { %r1, %r2, %r3, %r4 };
+"""
+
+
+def test_widths_of_loads_are_read_by_line() -> None:
+    assert facts.load_widths(PTX) == {12: [16], 14: [2, 8]}
+
+
+def test_a_contiguous_load_of_two_bytes_a_thread_is_named() -> None:
+    choice = Choice((8,), {"BLOCK": 64, "ROWS": 64}, 32, lambda: ("", b"", ""))
+    memory = {"x": Argument("x", 2, 512 * 64, True), "out": Argument("out", 4, 512, True)}
+    launch = Launch("", "columns", ROWS.lstrip(), defined(ROWS.lstrip(), "columns"), memory, (choice,), 10)
+    accesses = trace(launch.define, memory, choice.grid, choice.constants).accesses
+    (line,) = facts.narrow_lines(launch, choice, accesses, {15: [2]})
+    assert line.startswith("2 bytes: total = total + tl.load(x")
+    assert facts.narrow_lines(launch, choice, accesses, {15: [16]}) == ()
+    assert facts.narrow_lines(launch, choice, accesses, {14: [2]}) == ()  # another line
+
+
+def test_few_instances_take_longer_for_the_same_bytes() -> None:
+    read = Access(1, "load", "x", 2, moved=1e8, needed=1e8, asked=4096, run=128)
+    many, few = Traced(4000, (read,)), Traced(24, (read,))
+    assert facts.expected_seconds(many, 128, 32) == facts.LAUNCH + 1e8 / facts.BANDWIDTH
+    assert facts.expected_seconds(few, 128, 32) > 10 * facts.expected_seconds(many, 128, 32)
+    assert facts.expected_seconds(many, 1024, 255) > facts.expected_seconds(many, 1024, 32)  # fewer fit at once
+
+
+def test_launches_that_are_alike_are_one_row_and_the_page_compares() -> None:
+    choice = Choice((512,), {"BLOCK": 1, "ROWS": 64}, 32, lambda: ("", b"", ""))
+    memory = {"x": Argument("x", 2, 512 * 64, True), "out": Argument("out", 4, 512, True)}
+    launch = Launch("k", "columns", ROWS, defined(ROWS, "columns"), memory, (choice,))
+    slow = facts.graph_facts(Graph("forward", (launch, launch), ("aten.mm.default",)), compiled=False)
+    assert [(k.name, k.launches) for k in slow.kernels] == [("columns", 2)]
+    assert facts.GraphFacts.of(json.loads(json.dumps(slow.data()))) == slow
+    wide = Choice((8,), {"BLOCK": 64, "ROWS": 64}, 32, lambda: ("", b"", ""))
+    other = Launch("k", "columns", ROWS, defined(ROWS, "columns"), memory, (wide, choice))
+    fast = facts.graph_facts(Graph("forward", (other,), ("aten.mm.default",)), compiled=False)
+    assert fast.kernels[0].blocks["BLOCK"] == 64  # the choice that moves less
+    found = {"tiny": {"ours": [slow], "incumbent": [fast]}}
+    assert table.complaints(found) == [
+        "tiny forward: 2 launches, the incumbent has 1",
+        "tiny forward: 2 MB, the incumbent moves 0",
+    ]
+    text = table.page(found, {"tiny": "512 columns"}, "command", "3.7")
+    assert "| tiny | 512 columns |" in text and "| tiny forward | 2 / 1 | 2.1 / 0.1 |" in text
+
+
+SMALL = """
+import sys
+from tools.without_device.pretend import pretend, pretend_attention, pretend_for_triton
+
+pretend(), pretend_for_triton()
+kept = pretend_attention()
+from dataclasses import dataclass
+import torch
+from torch import nn
+from tools.without_device import models
+from tools.without_device.facts import graph_facts
+from tools.without_device.incumbent import incumbent_graphs
+from tools.without_device.ours import our_graphs
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: torch.Tensor
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(512), nn.Linear(512, 512)
+
+    def forward(self, x):
+        q = self.linear(self.norm(x)).view(8, 128, 8, 64).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, q, q)
+        return Result(nn.functional.gelu(y).float().pow(2).mean())
+
+
+models.MODELS["small"] = models.Model("", Small, lambda: {"x": torch.randn(8, 128, 512, device="cuda")})
+for graphs in (our_graphs, incumbent_graphs):
+    for graph in map(graph_facts, graphs("small")):
+        widest = max(max(kernel.widths, default=0) for kernel in graph.kernels)
+        registers = min(kernel.registers for kernel in graph.kernels)
+        counts = graph.launches, len(graph.kernels), int(graph.total("needed"))
+        print(graph.part, *counts, widest, registers, *graph.calls)
+"""
+
+
+def test_both_pipelines_make_kernels_of_a_model_for_a_device_that_is_not_there() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, cwd=root, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["forward", "backward"] * 2
+    for part, launches, kernels, needed, widest, registers, *calls in rows:
+        assert 1 <= int(kernels) <= int(launches) <= 12 and int(widest) == 16 and int(registers) >= 8
+        assert int(needed) >= 2 * 8 * 128 * 512 * 2
+        attention = [call for call in calls if "flash_attention" in call]
+        assert len(attention) == 1 and ("backward" in attention[0]) == (part == "backward")
+        assert sum(call.startswith(("mm", "addmm", "aten.mm", "aten.addmm")) for call in calls) in (1, 2)
