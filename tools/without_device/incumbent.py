@@ -236,6 +236,7 @@ def _helpers() -> Helpers:
         min_with_index=lambda value, index, axis: (along(value, axis), along(index, axis)),
         online_softmax_reduce=lambda top, total, axis, *_: (along(top, axis), along(total, axis)),
         online_softmax_combine=lambda top, total, *_: (top, total),
+        online_softmax_combine_with_sum=lambda top, total, *_: (top, total),
         sort_with_index=lambda value, index, *_, **__: (value, index),
         device_assert_then=lambda condition, message, value: value,
     )
