@@ -211,9 +211,8 @@ def model_item(name: str, task: str, backend: str, device: str) -> Figures:
         made.run()
     got = made.result()
     with alone():
-        took = milliseconds(made.run, device)
-        slowest = largest(made.run, device)
-    figures: Figures = {"milliseconds": took, "first_call_seconds": made.first_seconds, "largest_kernels": slowest}
+        figures: Figures = {"milliseconds": milliseconds(made.run, device), "first_call_seconds": made.first_seconds}
+        figures |= kernels_of_step(made.run, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         made.run()
@@ -224,17 +223,21 @@ def model_item(name: str, task: str, backend: str, device: str) -> Figures:
     return figures
 
 
-def largest(step: Callable[[], Any], device: str, count: int = 10) -> list[list[Any]]:
-    """Names, calls and microseconds of the kernels that take longest."""
+def kernels_of_step(step: Callable[[], Any], device: str, count: int = 40) -> Figures:
+    """How long and how many kernels run, and names, calls and microseconds of those that take longest."""
     if device != "cuda":
-        return []
+        return {"largest_kernels": []}
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         step()
         wait(device)
-    events = sorted(found.key_averages(), key=lambda event: -event.device_time_total)
-    return [[event.key[:120], event.count, event.device_time_total] for event in events[:count]]
+    events = [event for event in found.key_averages() if event.device_time_total > 0]
+    events.sort(key=lambda event: -event.device_time_total)
+    total = sum(event.device_time_total for event in events) / 1e3
+    largest = [[event.key[:120], event.count, event.device_time_total] for event in events[:count]]
+    calls = sum(event.count for event in events)
+    return {"device_milliseconds": total, "launches": calls, "largest_kernels": largest}
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------

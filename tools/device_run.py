@@ -169,7 +169,8 @@ def report(out: Path, stages: Sequence[str], dry_run: bool) -> tuple[str, bool]:
     for item, outcome in outcomes.items():
         if outcome.get("figures", {}).get("largest_kernels"):
             lines += ["", f"### {item.name}", "", "| kernel | calls | us |", "|---|---:|---:|"]
-            lines += [f"| {name} | {calls} | {us:.1f} |" for name, calls, us in outcome["figures"]["largest_kernels"]]
+            largest = outcome["figures"]["largest_kernels"][:10]
+            lines += [f"| {name} | {calls} | {us:.1f} |" for name, calls, us in largest]
     wanted = [outcome for item, outcome in outcomes.items() if item.stage in stages]
     return "\n".join(lines) + "\n", all(outcome.get("status") == 0 for outcome in wanted)
 

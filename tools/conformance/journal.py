@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from .pairs import Pair
 
-__all__ = ["Emit", "read_journal", "work_through"]
+__all__ = ["Emit", "read_journal", "work_once", "work_through"]
 
 Emit = Callable[[Pair, dict[str, Any]], None]
 _STUCK = 300.0  # seconds without a line after which a child is ended
@@ -36,18 +37,24 @@ def read_journal(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def work_through(
-    pairs: Sequence[Pair], path: Path, check: Callable[[Sequence[Pair], Emit], None], *, chunk: int, again: bool = False
+    pairs: Sequence[Pair],
+    path: Path,
+    check: Callable[[Sequence[Pair], Emit], None],
+    *,
+    chunk: int,
+    again: bool = False,
+    command: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Run ``check(chunk of pairs, emit)`` in children until each pair has its line in ``path``; returns all of them.
 
     ``emit(pair, {})`` says that the pair is about to run, ``emit(pair, outcome)`` keeps its outcome. ``again`` runs
-    the pairs that have a line already, too.
+    the pairs that have a line already, too. ``command``: start this instead of a fork; it calls :func:`work_once`.
     """
     done = set() if again else set(read_journal(path))
     waiting = [pair for pair in pairs if pair.key not in done]
     while waiting:
         part, start = waiting[:chunk], path.stat().st_size if path.exists() else 0
-        died = _in_child(part, path, check)
+        died = _in_command(command, path) if command else _in_child(part, path, check)
         finished, running = _new_lines(path, start)
         if died and running is None:
             running = part[0].key
@@ -59,6 +66,13 @@ def work_through(
             raise RuntimeError(f"no outcome for any of {[pair.key for pair in part]}")
         print(f"{time.strftime('%H:%M:%S')} {len(waiting)} pairs left", file=sys.stderr, flush=True)
     return read_journal(path)
+
+
+def work_once(pairs: Sequence[Pair], path: Path, check: Callable[[Sequence[Pair], Emit], None], chunk: int) -> None:
+    """Run ``check`` for the first ``chunk`` pairs without a line in this process, as far as it comes."""
+    done = read_journal(path)
+    part = [pair for pair in pairs if pair.key not in done][:chunk]
+    check(part, lambda pair, outcome: _append(path, {"key": pair.key, **outcome}))
 
 
 def _new_lines(path: Path, start: int) -> tuple[set[str], str | None]:
@@ -93,6 +107,12 @@ def _in_child(part: Sequence[Pair], path: Path, check: Callable[[Sequence[Pair],
         finally:
             os._exit(status)
     return _watched(child, path)
+
+
+def _in_command(command: Sequence[str], path: Path) -> str:
+    """As :func:`_in_child`, in a process of its own: a device can't be used in a fork of one that looked at it."""
+    path.touch()
+    return _watched(subprocess.Popen(command).pid, path)
 
 
 def _watched(child: int, path: Path) -> str:

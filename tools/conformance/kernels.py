@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 import traceback
 import warnings
@@ -23,7 +24,7 @@ import aotkit
 from aotkit.driver.refusals import REFUSALS
 from tools.workspace import ROOT
 
-from .journal import Emit, read_journal, work_through
+from .journal import Emit, read_journal, work_once, work_through
 from .pairs import DIRECTIONS, DTYPES, Absent, Pair, all_pairs, compare, make_program, run
 
 __all__ = ["KINDS", "PASSED", "check_pair", "check_pairs", "main", "summary", "verdict"]
@@ -123,6 +124,7 @@ def run_table(
     parser.add_argument("--chunk", type=int, default=200, help="pairs in one process")
     parser.add_argument("--limit", type=int, help="at most so many pairs that have no line yet")
     parser.add_argument("--json", type=Path, help="write the outcomes here")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--no-run", action="store_true", help="only write --json and print")
     chosen = parser.parse_args(argv)
     options = options.patch(processor=chosen.processor)
@@ -142,7 +144,13 @@ def run_table(
         repeated = [p for p in pairs if known.get(p.key, {}).get("kind") in chosen.again]
         work_through(repeated, chosen.journal, check, chunk=chosen.chunk, again=True)
     pairs = [p for p in pairs if p.key not in known][: chosen.limit] if chosen.limit else pairs
-    known = known if chosen.no_run else work_through(pairs, chosen.journal, check, chunk=chosen.chunk)
+    if chosen.once:
+        work_once(pairs, chosen.journal, check, chosen.chunk)
+        return 0
+    given = list(sys.argv[1:] if argv is None else argv)
+    command = [sys.executable, "-m", "tools.conformance", table, *given, "--once"] if chosen.device != "cpu" else []
+    if not chosen.no_run:
+        known = work_through(pairs, chosen.journal, check, chunk=chosen.chunk, command=command)
     if chosen.json:
         write_json(chosen.json, every, known)
     return summary({p.key: known[p.key] for p in pairs})

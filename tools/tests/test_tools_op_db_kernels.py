@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,34 @@ def test_a_dead_process_is_one_failing_pair_and_a_second_run_goes_on(tmp_path: P
     assert "SIGKILL" in read_journal(journal)["cos float32 forward"]["reason"]
     work_through(pairs, journal, lambda *_: os._exit(1), chunk=3)  # nothing is left to do
     assert len(read_journal(journal)) == 3
+
+
+ONE_CHUNK = """
+import os, signal, sys
+from pathlib import Path
+from tools.conformance.journal import work_once
+from tools.conformance.pairs import Pair
+
+def check(part, emit):
+    for pair in part:
+        emit(pair, {})
+        if pair.operator == "cos":
+            os.kill(os.getpid(), signal.SIGKILL)
+        emit(pair, {"kind": "equal", "reason": ""})
+        if pair.operator == "tan":  # the device is gone
+            return
+
+work_once([Pair(name, "float32", "forward") for name in sys.argv[2:]], Path(sys.argv[1]), check, 3)
+"""
+
+
+def test_a_device_is_used_by_processes_of_their_own(tmp_path: Path) -> None:
+    names = ["sin", "tan", "cos", "exp"]
+    journal = tmp_path / "journal.jsonl"
+    command = [sys.executable, "-c", ONE_CHUNK, str(journal), *names]
+    pairs = [Pair(name, "float32", "forward") for name in names]
+    found = work_through(pairs, journal, lambda *_: pytest.fail("in this process"), chunk=3, command=command)
+    assert [found[pair.key]["kind"] for pair in pairs] == ["equal", "equal", "died", "equal"]
 
 
 def test_every_operator_has_a_class_and_every_pattern_an_operator() -> None:

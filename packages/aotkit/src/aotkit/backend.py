@@ -29,6 +29,7 @@ from .frontend.inputs import (
     has_lists,
     unsupported_input,
 )
+from .frontend.masks import has_strided_masks, lay_out_masks
 from .frontend.saving import is_saved_by_torch
 from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
@@ -102,9 +103,9 @@ def compile_graph_module(
     if not options.capture:
         return gm
     if is_saved_by_torch(gm):
-        return _compile_to_save(_written_out(gm), example_inputs, options, recorder, passes)
+        return _compile_to_save(_prepared(gm), example_inputs, options, recorder, passes)
     try:
-        gm = _written_out(gm)
+        gm = _prepared(gm)
         if has_lists(example_inputs) or accumulates_gradients(gm):
             return _compile_backward_pass(gm, example_inputs, options, recorder, passes)
         return _compile_plain(gm, example_inputs, options, recorder, passes)
@@ -114,7 +115,10 @@ def compile_graph_module(
         return run_in_spite_of(error, gm, options, recorder)
 
 
-def _written_out(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _prepared(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Dynamo's graph, or a copy with its attention in a form that is compiled better."""
+    if has_strided_masks(gm):
+        gm = lay_out_masks(gm)
     if not calls_flex_attention(gm):
         return gm
     from .frontend.written_out import write_out_flex_attention

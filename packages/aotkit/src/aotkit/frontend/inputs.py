@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from .changed_graphs import has_call
+
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
 __all__ += ["has_float_symbols", "has_lists", "lift_attributes", "symbolic_twins", "unsupported_input"]
 
@@ -29,9 +31,11 @@ ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
 
 def calls_flex_attention(gm: torch.fx.GraphModule) -> bool:
     """Whether ``gm``, or a graph in it, calls that higher-order operator."""
-    graphs = (module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule))
-    operators = (node.target for graph in graphs for node in graph.nodes if node.op == "call_function")
-    return any(isinstance(o, torch._ops.HigherOrderOperator) and o.name() == "flex_attention" for o in operators)
+    return has_call(gm, _is_flex_attention)
+
+
+def _is_flex_attention(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() == "flex_attention"
 
 
 def fake_inputs(

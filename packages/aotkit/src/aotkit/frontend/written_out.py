@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch._guards import tracing
 from torch._subclasses import FakeTensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..attention import attend
+from .changed_graphs import change_calls
 
 __all__ = ["write_out_flex_attention"]
 
@@ -29,30 +30,7 @@ _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 def write_out_flex_attention(gm: GraphModule) -> GraphModule:
     """``gm``, or where it or a graph in it holds such calls on the CPU, a copy without them."""
-    inner = {name: write_out_flex_attention(child) for name, child in _graphs_in(gm)}
-    changed = {name: child for name, child in inner.items() if child is not getattr(gm, name)}
-    calls = [node for node in gm.graph.nodes if _is_call(node)]
-    if not calls and not changed:
-        return gm
-    values: dict[Node, Node] = {}
-    graph = Graph(tracer_cls=gm.graph._tracer_cls)
-    returned = graph.graph_copy(gm.graph, values)
-    graph.output(returned).meta = dict(gm.graph.output_node().meta)
-    copied = GraphModule(gm, graph, type(gm).__name__)
-    copied.meta = dict(gm.meta)
-    for name, child in changed.items():
-        setattr(copied, name, child)
-    for call in calls:
-        _write_out(copied, values[call])
-    copied.recompile()
-    return copied
-
-
-def _graphs_in(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    for node in gm.graph.find_nodes(op="get_attr"):
-        child = getattr(gm, str(node.target), None)
-        if isinstance(child, GraphModule):
-            yield str(node.target), child
+    return change_calls(gm, _is_call, _write_out)
 
 
 def _is_call(node: Node) -> bool:
