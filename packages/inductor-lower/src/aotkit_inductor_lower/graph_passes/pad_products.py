@@ -8,8 +8,8 @@ Note [Rows of a product]
     Tensor cores are fed 16 bytes at once. Where a row begins between such pieces, cuBLAS has kernels that read two
     bytes each, a sixth of the speed: a language model whose vocabulary is odd spends half of a training step in its
     three largest products. Rows are padded with zeros, which change no sum; a result has more columns, of which
-    a copy takes those that are wanted. Padding and copies are loops as any, which fuse with what makes the operands and
-    reads the result.
+    a copy takes those that are wanted, if the result is returned; kernels read it where it is. Padding and copies are
+    loops as any, which fuse with what makes the operands and reads the result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..ops.aten import is_view
 from ..passes import Pass, PassContext
 from .node_facts import before_writes
 from .patterns import emit
-from .replace import replace_node
+from .replace import fake_result, replace_node
 from .rewriting import drop_dead_nodes
 
 __all__ = ["PASS", "pad_products"]
@@ -65,7 +66,29 @@ def _pad(graph: Graph, node: Node, row_bytes: int, worth: int) -> bool:
         return False
     padded, taken = _padded(wide, (m, n, k), bool(bias)), {"left": left, "right": right}
     made = emit(graph, padded, node, **taken, **({"bias": bias[0]} if bias else {}))
-    return made is not None and replace_node(node, made)
+    if made is None or not replace_node(node, made):
+        return False
+    if made.target is aten.clone.default:
+        _read_instead(graph, made, made.args[0])
+    return True
+
+
+def _read_instead(graph: Graph, copy: Node, source: Any) -> None:
+    """Let what computes with a copy, or with a view of it, read what it is a copy of. What is returned stays."""
+    for user in list(copy.users):
+        if user.op != "call_function":
+            continue
+        if not is_view(user):
+            user.replace_input_with(copy, source)
+            continue
+        with graph.inserting_after(user):
+            view = graph.node_copy(user, lambda arg: source if arg is copy else arg)
+        try:
+            view.meta = {**user.meta, "val": fake_result(view)}
+        except RuntimeError:  # rows that are not dense can't be seen so
+            graph.erase_node(view)
+            continue
+        _read_instead(graph, user, view)
 
 
 def _columns(bias: Any) -> int | None:
