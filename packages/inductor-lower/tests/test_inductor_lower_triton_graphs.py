@@ -374,6 +374,14 @@ def test_a_long_softmax_compiles_without_spilling() -> None:
     assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 
+def test_a_number_of_each_row_is_no_reason_to_go_down_the_columns() -> None:
+    x, row = torch.empty(512, 4096, dtype=torch.bfloat16), torch.empty(512)
+    plain, turned = (lambda x, row: (x * row[:, None],)), (lambda x, row: ((x * row[:, None]).t().contiguous(),))
+    (first,), (second,) = (kernels_of(lower(f, x, row).program) for f in (plain, turned))
+    assert [name for name, _ in first.source.config.blocks] == ["XBLOCK"]
+    assert [name for name, _ in second.source.config.blocks] == ["XBLOCK", "YBLOCK"]
+
+
 # -- split reductions --------------------------------------------------------------------------------------------
 
 

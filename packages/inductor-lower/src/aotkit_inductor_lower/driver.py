@@ -31,6 +31,7 @@ from .graph_passes import (
     copy_scalars_to_device,
     fold_uniform,
     fuse_attention,
+    loss_gradients,
     merge_splits_and_cats,
     pad_products,
     recognize_attention,
@@ -130,6 +131,7 @@ GRAPH_PASSES = in_order(
     write_out_attention.PASS,
     attention_operands.PASS,  # what is left of calls
     simplify.PASS,
+    loss_gradients.PASS,
     merge_splits_and_cats.PASS,
     pad_products.PASS,
     reuse_reductions.PASS,

@@ -84,7 +84,8 @@ def on_host(tensor: torch.Tensor) -> bool:
 class SplitPolicy:
     """How reductions of few results, which would keep a machine idle, are shared out; see Note [Chunks of a reduction].
 
-    ``units``: so many units of work keep the machine busy. ``least``: reductions of fewer elements stay whole.
+    ``units``: so many units of work keep the machine busy, and ``column_units`` if each goes down several columns, of
+    which it reads little at once. ``least``: reductions of fewer elements stay whole.
     ``shortest``: the least that one unit reduces. ``columns``: results that one unit computes where they lie side by
     side. ``chunk``: elements of a chunk, so that results depend on the nest alone; ``None``: as many chunks as there
     are units. ``tail``: what is left over is a kernel of its own, or the last chunk is masked. ``long_row``: elements
@@ -95,6 +96,7 @@ class SplitPolicy:
 
     units: int
     least: int
+    column_units: int = 0
     shortest: int = 1
     columns: int = 64
     chunk: int | None = None

@@ -73,13 +73,15 @@ def _as_many_as_units(
     if reduced < policy.least or not results:
         return None
     loop = stage.ranges[0] if arg_reduces(stage.body) else max(stage.ranges, key=_length)
-    share = policy.units // unit_count(results, stage, buffers, policy)
+    along = _moves_along(stage, buffers)
+    units = policy.units if along else policy.column_units or policy.units
+    share = units // unit_count(results, stage, buffers, policy)
     wanted = min(1 << max(0, share - 1).bit_length(), _length(loop), reduced // policy.shortest)
     if wanted <= 1:
         return None
     length = floordiv(loop.size + (wanted - 1), wanted)
     # Results that lie side by side are written side by side, too.
-    return ReductionSplit(loop, to_expr(wanted), length, place=None if _moves_along(stage, buffers) else 0)
+    return ReductionSplit(loop, to_expr(wanted), length, place=None if along else 0)
 
 
 def _length(loop: Range) -> int:

@@ -51,7 +51,7 @@ def with_common_squares(
     partial: Mapping[str, Buffer],
 ) -> LoopNest:
     """The second kernel with squares from the partial ones, which do not read what is reduced again."""
-    index = (*(sym(r.symbol) for r in nest.outer), sym(CHUNK))
+    index = cut.among([sym(r.symbol) for r in nest.outer], sym(CHUNK))
     old, stages = nest.stages[position], list(second.stages)
     parts = [i for sum_ in squares.squares for i in _common_squares(sum_, old, cut, squares, partial, index)]
     stages[squares.position] = Stage((Range(CHUNK, cut.chunks),), tuple(parts))

@@ -3,10 +3,10 @@
 Note [Tiles]
     A program instance computes a tile of up to three loops of the grid (two, where the body has loops), each a
     ``block``, and each perfect nest of the body as one more axis: whole (a ``tile``; the kernel is *persistent*) if all
-    are short, else in a loop over a ``block``. A loop of the grid is an axis if some access has unit stride along it,
-    so that reads and writes of a transpose both coalesce; further ones from the innermost outwards until the tile is
-    full. The others are ``units``: each program instance has one value of them. Where rows lie side by side, a tile is
-    many of them wide and goes along them in a loop, see Note [Sectors] in :mod:`.sectors`. In a kernel whose stores
+    are short, else in a loop over a ``block``. A loop of the grid is an axis if some large access has unit stride along
+    it, so that reads and writes of a transpose both coalesce; further ones from the innermost outwards until the tile
+    is full. The others are ``units``: each program instance has one value of them. Where rows lie side by side, a tile
+    is many of them wide and goes along them in a loop, see Note [Sectors] in :mod:`.sectors`. In a kernel whose stores
     combine in a way that is no atomic operation, one program instance runs all iterations in order: its grid stays
     ``serial``.
 """
@@ -161,14 +161,17 @@ def _tile_loops(kernel: Kernel, unit: set[str], limit: int, elements: int) -> li
 
 
 def _unit_strides(kernel: Kernel) -> set[str]:
-    """Loops of the grid along which some access moves by one element."""
+    """Loops of the grid along which some access moves by one element. Accesses that move along fewer of the loops than
+    others do are little to read: one number of each row is no reason to go down the columns."""
+    places = [i.indices[0] for i in instructions(kernel.body) if isinstance(i, Load | Store)]
+    symbols = {Symbol(loop.symbol) for loop in kernel.grid}
+    moving = [len(symbols & place.symbols) for place in places]
     found = set()
-    for instr in instructions(kernel.body):
-        if isinstance(instr, Load | Store):
-            for loop in kernel.grid:
-                factor = instr.indices[0].coefficient(Symbol(loop.symbol))
-                if factor is not None and factor == 1:
-                    found.add(loop.symbol)
+    for place, loops in zip(places, moving, strict=True):
+        for loop in kernel.grid if loops == max(moving) else ():
+            factor = place.coefficient(Symbol(loop.symbol))
+            if factor is not None and factor == 1:
+                found.add(loop.symbol)
     return found
 
 

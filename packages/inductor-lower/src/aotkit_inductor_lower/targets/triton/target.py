@@ -21,9 +21,9 @@ __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
 _INTERPRETED = "triton-interpreter"
 
-# A large device runs eight instances on each of some 130 multiprocessors, and needs them to keep enough loads under
-# way. One instance may walk a row of up to ``long_row`` elements several times.
-SPLITS = SplitPolicy(units=1024, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
+# One instance may walk a row of up to ``long_row`` elements several times. A large device runs eight instances on each
+# of some 130 multiprocessors, and those that go down columns need as many to keep enough loads under way.
+SPLITS = SplitPolicy(units=256, column_units=1024, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
 
 
 def cuda_capabilities(device: str) -> Capabilities:
