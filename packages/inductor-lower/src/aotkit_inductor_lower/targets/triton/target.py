@@ -41,6 +41,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         accumulates_rows=False,
         one_pass_rows=True,
         row_bytes=16,
+        apart_biases=True,
         atomics=ATOMIC,
         contraction_forms=("dot",),
     )
