@@ -110,13 +110,13 @@ def run(item: Item, out: Path) -> dict[str, Any]:
         done = subprocess.run(
             command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=item.seconds, check=False
         )
-        status, out, err = done.returncode, done.stdout, done.stderr
+        status, said, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
-        status, out, err = 124, _text(error.stdout), _text(error.stderr)
+        status, said, err = 124, _text(error.stdout), _text(error.stderr)
     figures = {}
     if item.figures and status == 0:
-        figures = json.loads(out.splitlines()[-1])
-    tail = (out[-4000:] + err[-4000:]) if status else out[-400:]
+        figures = json.loads(said.splitlines()[-1])
+    tail = (said[-4000:] + err[-4000:]) if status else said[-400:]
     return {"status": status, "seconds": time.monotonic() - begin, "figures": figures, "output": tail}
 
 
