@@ -88,8 +88,16 @@ def items(dry_run: bool) -> Iterator[Item]:
 
 def _operators(part: int, dry_run: bool) -> tuple[str, ...]:
     """Part of torch's table of operators, against eager; what it found before is in a journal."""
-    table = (sys.executable, "-m", "tools.conformance", "kernels", "--part", str(part), str(OPERATOR_PARTS))
-    table += ("--journal", "{out}/" + f"operators-{part}.jsonl", "--dtypes", "float32")
+    table: tuple[str, ...] = (sys.executable, "-m", "tools.conformance", "kernels")
+    table += (
+        "--part",
+        str(part),
+        str(OPERATOR_PARTS),
+        "--journal",
+        "{out}/" + f"operators-{part}.jsonl",
+        "--dtypes",
+        "float32",
+    )
     if dry_run:
         return (*table, "--processor", "triton-interpreter", "--limit", "3")
     return (*table, "bfloat16", "int64", "--device", "cuda")
