@@ -1,7 +1,7 @@
 """The kernels that Inductor generates for a model on a CUDA device, without one.
 
 Its own pipeline runs as a user gets it. Modules that it writes are not run but for the function that calls kernels,
-whose launches are kept. What it would measure on the device is left out: padding of products, and of several sizes of
+whose launches are kept. Where it would measure on the device, products of odd sizes are padded, and of several sizes of
 a kernel's tile all are kept.
 """
 
@@ -47,7 +47,7 @@ def incumbent_graphs(name: str) -> list[Graph]:
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
         with (
-            config.patch(force_disable_caches=True, shape_padding=False),
+            config.patch(force_disable_caches=True, force_shape_pad=True),
             functorch_config.patch(force_non_lazy_backward_lowering=True),
         ):
             compile_fx(module, inputs)

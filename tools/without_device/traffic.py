@@ -246,7 +246,9 @@ class _Language:
         self._recorder.access("atomic", sys._getframe(1).f_lineno, pointer, mask)
         return value
 
-    def where(self, condition: Any, left: Any, right: Any) -> Array:
+    def where(self, condition: Any, left: Any, right: Any) -> Any:
+        if isinstance(left, Pointer):
+            return left if bool(condition) else right
         return _array(np.where(condition, left, right))
 
     def broadcast_to(self, value: Any, shape: Sequence[int]) -> Array:

@@ -13,7 +13,16 @@ pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
 from aotkit_inductor_lower.compiled import Compiled
-from aotkit_inductor_lower.targets.triton import KernelSource, kernels_of
+from aotkit_inductor_lower.targets.triton import (
+    InterpreterDriver,
+    KernelSource,
+    compile_kernel,
+    contents_of,
+    kernels_of,
+    load_on,
+    resource_facts,
+    vector_bytes,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -74,3 +83,42 @@ def test_the_gradient_of_a_log_softmax_keeps_no_row_in_memory() -> None:
     assert not [a.name for source in sources(lowered) for a in source.arguments if a.kind == "scratch"]
     (got,) = bind_program(lowered.program)([x, labels, scale])
     torch.testing.assert_close(got, f(x, labels, scale)[0], rtol=1e-2, atol=1e-6)
+
+
+def launches(lowered: Compiled) -> list[str]:
+    contents = contents_of(lowered.program.binary)
+    return [contents.kernels[launch.kernel].source.name for _, own in contents.segments for launch in own]
+
+
+def casts_and_products(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Products in bfloat16 with weights of float32, and their gradients in float32."""
+    with torch.enable_grad():
+        leaves = [w.detach().requires_grad_() for w in weights]
+        y = x.bfloat16()
+        for leaf in leaves:
+            y = y @ leaf.bfloat16()
+    return (y.detach(), *torch.autograd.grad(y.float().sum(), leaves))
+
+
+def test_casts_of_weights_are_one_launch_and_so_are_those_of_their_gradients() -> None:
+    args = [
+        random(64, 32),
+        random(32, 48, seed=1),
+        random(48, 32, seed=2),
+        random(32, 48, seed=3),
+        random(48, 8, seed=4),
+    ]
+    lowered = lower(casts_and_products, *args)
+    names = launches(lowered)
+    assert sum(name.endswith("_and_more") for name in names) == 2 and len(names) <= 5
+    assert len(lowered.program.kernels) >= 9  # each has its record
+    driver = InterpreterDriver()
+    bound = bind_program(lowered.program, lowered.constants, load=lambda program: load_on(program, driver))
+    for got, want in zip(bound(list(args)), casts_and_products(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert driver.launched == names
+    for kernel in kernels_of(lowered.program):
+        cubin = compile_kernel(kernel.source, 90, keep_ptx=True)
+        assert resource_facts(cubin).spills == 0
+        if kernel.source.name.endswith("_and_more"):
+            assert max(vector_bytes(cubin.ptx)) == 16  # pointers that are chosen are known to be aligned, too

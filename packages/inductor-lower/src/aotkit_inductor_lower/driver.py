@@ -67,6 +67,7 @@ from .loop_passes import (
     fuse_concats,
     fuse_kernels,
     fuse_mixed_order_reductions,
+    gather_launches,
     generate_attention,
     generate_contractions,
     inline_producers,
@@ -159,6 +160,7 @@ LOOP_PASSES = in_order(
     overlap_collectives.PASS,
     fission_long_rows.PASS,  # when the machine is known, as the next
     split_reductions.PASS,  # and outer reductions
+    gather_launches.PASS,  # when the last kernels are there
     generate_attention.PASS,  # after all that fuses: it takes nothing in
     choose_library_calls.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds

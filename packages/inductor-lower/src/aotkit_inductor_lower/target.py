@@ -45,9 +45,10 @@ class Capabilities:
     are read once for a sum and the squares around its mean, or a maximum and the sum below it.
     ``narrow_convolutions``: the processor multiplies bfloat16, so that the layouts around ATen's convolutions of it
     count. ``row_bytes``: ATen's products of bfloat16 and float16 are fast if rows begin at multiples of so many bytes;
-    0: anywhere. ``apart_biases``: ATen adds the bias of a convolution in a kernel of its own. ``contraction_forms``:
-    what products of matrices become besides ATen's call. ``tiles_products``: they are written in tiles, as long as
-    nothing else is summed beside them.
+    0: anywhere. ``apart_biases``: ATen adds the bias of a convolution in a kernel of its own. ``shares_launches``: a
+    launch costs as much as a small kernel, and may compute several. ``contraction_forms``: what products of matrices
+    become besides ATen's call. ``tiles_products``: they are written in tiles, as long as nothing else is summed beside
+    them.
     """
 
     device: str
@@ -63,6 +64,7 @@ class Capabilities:
     narrow_convolutions: bool = False
     row_bytes: int = 0
     apart_biases: bool = False
+    shares_launches: bool = False
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
     tiles_products: bool = False

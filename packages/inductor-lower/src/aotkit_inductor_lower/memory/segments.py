@@ -10,7 +10,7 @@ Note [Where native code is cut]
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..analysis.nests import buffer_bytes
@@ -52,10 +52,12 @@ def segments(program: Program, storage: Storage, separate: bool = False) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The steps of a program that let go of tensors that Python holds, and those that begin some."""
+    """The steps of a program that let go of tensors that Python holds, and those that begin some. ``together``: as of
+    :class:`~.storage.Storage`; between such nests is no cut."""
 
     ends: frozenset[int]
     begins: frozenset[int]
+    together: Mapping[str, int]
 
     @staticmethod
     def of(program: Program, storage: Storage) -> _Held:
@@ -81,14 +83,16 @@ class _Held:
                 ends.add(position)
             if kind == "allocated":
                 begins.add(first[name])
-        return _Held(frozenset(ends), frozenset(begins))
+        return _Held(frozenset(ends), frozenset(begins), storage.together)
 
     def cut(self, run: list[tuple[int, LoopNest]]) -> Iterator[tuple[LoopNest, ...]]:
         """The parts of a run of nests, each with its position in the program."""
         part: list[LoopNest] = []
         released = False
         for position, nest in run:
-            if released and position in self.begins:
+            shared = self.together.get(nest.name) if part else None
+            apart = shared is None or shared != self.together.get(part[-1].name)
+            if released and position in self.begins and apart:
                 yield tuple(part)
                 part, released = [], False
             part.append(nest)

@@ -16,7 +16,7 @@ Note [Large temporaries of a training step]
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..analysis.nests import buffer_bytes
 from ..errors import CodegenError
@@ -35,11 +35,13 @@ __all__ = ["Storage", "Workspace", "assign_storage", "check_on_cpu"]
 class Storage:
     """``classes``: the storage class of each buffer but scratch, in the order of their declarations. ``placements``:
     the memory that each alias views, and the offset there. ``large``: allocated temporaries that the arena could hold,
-    see Note [Large temporaries of a training step]."""
+    see Note [Large temporaries of a training step]. ``together``: nests whose kernels share a launch, each with the
+    number of that."""
 
     classes: Mapping[str, StorageClass]
     placements: Mapping[str, Placement]
     large: frozenset[str] = frozenset()
+    together: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kinds(self) -> dict[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...analysis.launch_groups import launch_groups
 from ...ir import Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import Kernel, KernelModule
 from ...kernel_passes.linearize import linearize
@@ -26,7 +27,8 @@ from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, TritonKernel
 from .render.kernel import emit_kernel
 from .render.matmul import CONFIGS, dot_site, emit_matmul
-from .render.names import argument_name
+from .render.names import argument_name, function_name
+from .render.together import Member, emit_together, may_join
 
 __all__ = ["Launched", "Rendered", "assemble", "render_program", "to_program"]
 
@@ -35,11 +37,13 @@ _LIMITS = TileLimits()
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The launch of a nest: the position of its kernel, and the frame entries that are the arguments."""
+    """The launch of a nest: the position of its kernel, and the frame entries that are the arguments. ``others``: nests
+    that it computes, too."""
 
     nest: LoopNest
     kernel: int
     slots: tuple[str, ...]
+    others: tuple[LoopNest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +70,26 @@ def render_program(
     tf32: bool = False,
     asserts: bool = True,
     fast: bool = False,
+    share: bool = False,
 ) -> Rendered:
     """Sources of ``kernels``, those of all nests of a program (in their normal form), for ``device``; nothing is
     compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
-    ``fast``: see :class:`~.records.KernelSource`.
+    ``fast``: see :class:`~.records.KernelSource`. ``share``: small kernels share launches, unless they are tuned.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
     _check_devices(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
+    if share and not tune:
+        storage = replace(storage, together=_together(program))
     unaligned = _unaligned(program, storage)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
     written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast)
     parts = itertools.chain(*segments(program, storage))
-    launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in parts)
+    launches = tuple((s.function, tuple(written.launches(s.nests))) for s in parts)
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
     return Rendered(program, device, storage, made, launches, tuple(written.workspaces), unaligned)
 
@@ -120,7 +127,9 @@ def to_program(rendered: Rendered) -> CompiledProgram:
             own.append(Launch(each.kernel, f"$#programs {count}", each.slots))
             counts[own[-1].grid] = count
             slots.update(dict.fromkeys((*each.slots, ZERO_SLOT, own[-1].grid)))
-            records.append(KernelRecord(each.nest.name, source.name, function, each.nest.origin))
+            combo = each.nest.name if each.others else ""
+            for nest in (each.nest, *each.others):
+                records.append(KernelRecord(nest.name, source.name, function, nest.origin, combo))
         launches.append((function, tuple(own)))
     written = _written_inputs(program, storage)
     taken = {name for _, own in launches for launch in own for name in launch.slots} - rendered.unaligned
@@ -199,6 +208,35 @@ class _Kernels:
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
     _known: dict[str, int] = field(default_factory=dict)
+    _members: dict[str, KernelSource] = field(default_factory=dict)
+
+    def launches(self, nests: Sequence[LoopNest]) -> Iterator[Launched]:
+        """Those of nests that follow each other, in order."""
+        for _, group in itertools.groupby(nests, lambda nest: self.storage.together.get(nest.name, nest.name)):
+            yield from self._shared(tuple(group))
+
+    def _shared(self, nests: tuple[LoopNest, ...]) -> Iterator[Launched]:
+        """One launch of all, if their kernels allow it."""
+        members: list[Member] = []
+        for nest in nests if len(nests) > 1 else ():
+            (source,) = map(self._with_alignment, self._sources(self.of[nest.name]))
+            if may_join(source):
+                slots = tuple(self._argument_slot(nest, a) for a in source.arguments)
+                members.append((self._named(source), slots, _count(source)))
+        made = (
+            emit_together(f"{function_name(nests[0].name)}_and_more", members) if len(members) == len(nests) else None
+        )
+        if made is None or not members:
+            yield from map(self.launch, nests)
+            return
+        source, slots = made
+        self.sources.append(source)
+        self.alternatives.append(())
+        yield Launched(nests[0], len(self.sources) - 1, slots, nests[1:])
+
+    def _named(self, source: KernelSource) -> KernelSource:
+        """Equal kernels get one name, that of the first."""
+        return self._members.setdefault(_identity(source), source)
 
     def launch(self, nest: LoopNest) -> Launched:
         """The launch of a nest, whose kernel is written if none before is equal."""
@@ -238,6 +276,17 @@ class _Kernels:
         buffer = Buffer(name, torch_name(argument.dtype), sizes, one, BufferKind.TEMPORARY, self.device)
         self.workspaces.append(Workspace(nest.name, buffer))
         return name
+
+
+def _together(program: Program) -> dict[str, int]:
+    """The nests whose kernels share a launch, with its number."""
+    return {name: number for number, group in enumerate(launch_groups(program)) for name in group}
+
+
+def _count(source: KernelSource) -> int:
+    count = program_count_expr(source).constant
+    assert count is not None  # nests whose launches are shared have known sizes
+    return count
 
 
 def program_count_expr(source: KernelSource) -> Expr:

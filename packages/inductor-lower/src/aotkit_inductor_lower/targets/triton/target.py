@@ -42,6 +42,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         one_pass_rows=True,
         row_bytes=16,
         apart_biases=True,
+        shares_launches=True,
         atomics=ATOMIC,
         contraction_forms=("dot",),
     )

@@ -1,0 +1,70 @@
+"""Which small kernels of a program one launch can compute.
+
+Note [Launches that are shared]
+    A launch takes a device about two microseconds whatever it computes, so small kernels are worth as many launches as
+    there are of them. Kernels that follow each other, and of which none reads or writes what another one writes, can be
+    one launch: each has program instances of its own in it. Large kernels gain nothing by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir import Alias, Buffer, BufferKind, CheckedIndex, LoopNest, Program
+from ..ir.walk import buffers_of, contains, instructions
+from .dependencies import memory_roots
+from .nests import buffer_bytes, iteration_count
+
+__all__ = ["launch_groups", "moved_bytes", "shares_launch"]
+
+MOST_BYTES = 1 << 24  # that a kernel moves which is small
+MOST_MEMBERS = 64
+_LONGEST_SUM = 256  # iterations of a stage
+
+
+def launch_groups(program: Program) -> tuple[tuple[str, ...], ...]:
+    """The names of the nests of each launch that several share, in order; see Note [Launches that are shared]."""
+    root, buffers = memory_roots(program), buffers_of(program)
+    found: list[tuple[str, ...]] = []
+    names: list[str] = []
+    read: set[str] = set()
+    written: set[str] = set()
+
+    def end() -> None:
+        if len(names) > 1:
+            found.append(tuple(names))
+        for each in (names, read, written):
+            each.clear()
+
+    for step in program.steps:
+        if isinstance(step, Alias):
+            continue
+        if not (isinstance(step, LoopNest) and shares_launch(step, buffers)):
+            end()
+            continue
+        reads, writes = ({root[name] for name in each} for each in (step.reads, step.writes))
+        if len(names) == MOST_MEMBERS or writes & (read | written) or reads & written:
+            end()
+        names.append(step.name)
+        read |= reads
+        written |= writes
+    end()
+    return tuple(found)
+
+
+def shares_launch(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a nest is small, and as simple as what shares a launch has to be."""
+    if nest.combines or any(buffers[n].kind is BufferKind.SCRATCH for n in (*nest.reads, *nest.writes)):
+        return False
+    sizes = [r.size.constant for stage in nest.stages for r in stage.ranges]
+    if None in sizes or any(r.size.constant is None for r in nest.outer):
+        return False
+    if contains(instructions(nest.stages), CheckedIndex):
+        return False
+    short = all(iteration_count(stage.ranges) <= _LONGEST_SUM for stage in nest.stages)
+    return short and moved_bytes(nest, buffers) <= MOST_BYTES
+
+
+def moved_bytes(nest: LoopNest, buffers: Mapping[str, Buffer]) -> int:
+    """Bytes of all that a nest reads and writes."""
+    return sum(buffer_bytes(buffers[name]) for name in {*nest.reads, *nest.writes})
