@@ -11,8 +11,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
-from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower import (
+    LowerOptions,
+    bind_program,
+    compile_to_program,
+    decompositions,
+    interpret_program,
+)
 from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.ir.random_programs import difference, random_inputs, random_program
+from aotkit_inductor_lower.ir.verify import verify_program
+from aotkit_inductor_lower.loop_passes.gather_launches import gather_launches
+from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.targets.triton import (
     InterpreterDriver,
     KernelSource,
@@ -23,6 +33,7 @@ from aotkit_inductor_lower.targets.triton import (
     resource_facts,
     vector_bytes,
 )
+from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -122,3 +133,45 @@ def test_casts_of_weights_are_one_launch_and_so_are_those_of_their_gradients() -
         assert resource_facts(cubin).spills == 0
         if kernel.source.name.endswith("_and_more"):
             assert max(vector_bytes(cubin.ptx)) == 16  # pointers that are chosen are known to be aligned, too
+
+
+def same_layout(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_programs_compute_the_same_when_their_small_kernels_come_together(seed: int) -> None:
+    program = random_program(seed)
+    ctx = PassContext.of(LowerOptions(), None, TRITON_INTERPRETER)
+    gathered = gather_launches(program, ctx)
+    verify_program(gathered)
+    assert sorted(map(str, gathered.steps)) == sorted(map(str, program.steps))
+    inputs = random_inputs(program, seed)
+    copies = [[same_layout(v) if isinstance(v, torch.Tensor) else v for v in inputs] for _ in range(2)]
+    results = [interpret_program(p, given) for p, given in zip((program, gathered), copies, strict=True)]
+    for ours, want in zip([*results[1], *copies[1]], [*results[0], *copies[0]], strict=True):
+        assert difference(want, ours) is None if isinstance(want, torch.Tensor) else ours == want
+
+
+def test_what_waits_for_something_that_waits_is_one_launch_behind_it() -> None:
+    """Three sums of columns, each in two kernels, and a cast of each: nine kernels, a launch for each step of three."""
+
+    def f(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple((x.sum(0).to(torch.bfloat16)).float() for x in args)
+
+    args = [random(4096, 96, seed=k) for k in range(3)]
+    lowered = lower(f, *args)
+    names = launches(lowered)
+    assert len(names) <= 3 < 6 <= len(lowered.program.kernels)
+    for got, want in zip(bind_program(lowered.program)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+
+
+def test_an_option_leaves_each_kernel_its_own_launch() -> None:
+    args = [random(64, 32), *(random(32, 32, seed=k) for k in range(4))]
+    graph = make_fx(lambda *given: casts_and_products(*given), decompositions(), tracing_mode="fake")(*args)
+    options = LowerOptions(processor="triton-interpreter", disable=frozenset(["gather-launches"]))
+    lowered = compile_to_program(graph, options=options)
+    assert isinstance(lowered, Compiled)
+    assert len(launches(lowered)) == len(lowered.program.kernels)
+    assert not any(record.combo for record in lowered.program.kernels)

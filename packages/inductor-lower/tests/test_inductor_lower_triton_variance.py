@@ -172,7 +172,8 @@ def lower_batch_norm(dtype: torch.dtype) -> Compiled:
     with FakeTensorMode():
         args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in ((5, 3, 50, 80), (3,), (3,))]
         graph = make_fx(batch_norm, decompositions(), tracing_mode="fake")(*args)
-    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
+    options = LowerOptions(verify=True, processor="triton-interpreter", disable=frozenset(["gather-launches"]))
+    return compile_to_program(graph, options=options)
 
 
 def batch_norm_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -207,6 +208,6 @@ def test_short_or_many_rows_and_passes_over_one_memory_stay_one_kernel() -> None
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (F.layer_norm(x, x.shape[1:]),)
 
-    for shape, count in (((3, 1 << 14), 3), ((65, 1 << 14), 1), ((3, 1000), 1)):
+    for shape, count in (((3, 1 << 14), 3), ((1025, 1 << 14), 1), ((3, 1000), 1)):
         assert len(lower(f, torch.empty(shape)).program.kernels) == count
     assert len(lower(lambda x: (x.softmax(1),), torch.empty(3, 1 << 14)).program.kernels) == 1  # a maximum is sought

@@ -37,7 +37,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction", "overlap"]
+DecisionKind = Literal[
+    "inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction", "overlap", "gather"
+]
 NO_FUEL = "there is no fuel left for it"
 
 
@@ -57,7 +59,7 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        if self.kind in ("contraction", "overlap"):
+        if self.kind in ("contraction", "overlap", "gather"):
             return f"{self.kind}: {self.first}: {self.reason}"
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"

@@ -121,7 +121,7 @@ def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: 
         tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
         len(eligible),
         sum(node.name not in externs for node in eligible),
-        tuple(r for r in records if not r.fused and r.kind not in ("inline", "contraction", "overlap")),
+        tuple(r for r in records if not r.fused and r.kind not in ("inline", "contraction", "overlap", "gather")),
         tuple(record for record in records if record.kind == "overlap"),
         _products(records),
     )

@@ -18,7 +18,7 @@ from ..analysis.launch_groups import MOST_MEMBERS, shares_launch
 from ..analysis.nests import buffer_bytes
 from ..ir import Alias, Buffer, BufferKind, LoopNest, Program
 from ..ir.walk import buffers_of
-from ..passes import Decision, Pass, PassContext
+from ..passes import Decision, Pass, PassContext, fuses
 
 __all__ = ["PASS", "gather_launches"]
 
@@ -114,7 +114,7 @@ def _dies(buffer: Buffer) -> bool:
 
 
 def _pays(ctx: PassContext) -> bool:
-    return ctx.target.capabilities.shares_launches
+    return fuses(ctx) and ctx.target.capabilities.shares_launches
 
 
 PASS = Pass(

@@ -31,7 +31,7 @@ def build(
     """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
     asserts, fast = options.index_asserts, options.numerics == "fast"
-    share = "gather-launches" not in options.disable
+    share = options.fuse and "gather-launches" not in options.disable
     rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts, fast=fast, share=share)
     if observer is not None:
         observer.dump(f"{program.name}.py", "kernels", lambda: _texts(rendered))

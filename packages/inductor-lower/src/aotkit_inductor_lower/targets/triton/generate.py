@@ -212,7 +212,8 @@ class _Kernels:
 
     def launches(self, nests: Sequence[LoopNest]) -> Iterator[Launched]:
         """Those of nests that follow each other, in order."""
-        for _, group in itertools.groupby(nests, lambda nest: self.storage.together.get(nest.name, nest.name)):
+        together: Mapping[str, int | str] = self.storage.together
+        for _, group in itertools.groupby(nests, lambda nest: together.get(nest.name, nest.name)):
             yield from self._shared(tuple(group))
 
     def _shared(self, nests: tuple[LoopNest, ...]) -> Iterator[Launched]:
