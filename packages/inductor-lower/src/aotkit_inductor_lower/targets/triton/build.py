@@ -10,8 +10,10 @@ from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
 from ...passes import stage
 from .checks import advise_tf32, check_types
+from .choose import shares_launches
 from .generate import Rendered, assemble, render_program, to_program
 from .harness import harness_text
+from .map_loops import TileLimits
 from .tune import assumed_sizes, kernel_timer
 
 __all__ = ["build"]
@@ -31,8 +33,8 @@ def build(
     """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
     asserts, fast = options.index_asserts, options.numerics == "fast"
-    share = options.fuse and "gather-launches" not in options.disable
-    rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts, fast=fast, share=share)
+    limits = TileLimits(together=shares_launches(options))
+    rendered = render_program(program, device, kernels, limits, tune=tune, tf32=tf32, asserts=asserts, fast=fast)
     if observer is not None:
         observer.dump(f"{program.name}.py", "kernels", lambda: _texts(rendered))
     if arch is not None:

@@ -1,4 +1,4 @@
-"""Which products of matrices are kernels around ``tl.dot``: all, if the options say so, or what is measured faster."""
+"""What options decide: which products are kernels around ``tl.dot`` (all, or what is measured faster), who launches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...ops.dtypes import DType
 from ...options import LowerOptions
 from ...target import Choice, Measure
 
-__all__ = ["choose_form"]
+__all__ = ["choose_form", "shares_launches"]
 
 GAIN = 0.97  # of ATen's time is what a generated product must take at most: it also makes the plan longer to compile
 
@@ -29,3 +29,8 @@ def choose_form(
     if generated <= GAIN * library:
         return Choice("dot", f"generated, {times}", generated)
     return Choice("aten", f"ATen, {times}", library)
+
+
+def shares_launches(options: LowerOptions) -> bool:
+    """Whether small kernels share launches: as long as the pass that brings them together runs."""
+    return options.fuse and "gather-launches" not in options.disable

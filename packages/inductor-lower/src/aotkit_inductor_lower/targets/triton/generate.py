@@ -70,20 +70,19 @@ def render_program(
     tf32: bool = False,
     asserts: bool = True,
     fast: bool = False,
-    share: bool = False,
 ) -> Rendered:
     """Sources of ``kernels``, those of all nests of a program (in their normal form), for ``device``; nothing is
     compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
-    ``fast``: see :class:`~.records.KernelSource`. ``share``: small kernels share launches, unless they are tuned.
+    ``fast``: see :class:`~.records.KernelSource`.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
     _check_devices(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
-    if share and not tune:
+    if limits.together and not tune:
         storage = replace(storage, together=_together(program))
     unaligned = _unaligned(program, storage)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}

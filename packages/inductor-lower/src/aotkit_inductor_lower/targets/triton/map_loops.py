@@ -38,11 +38,13 @@ _WORTH = 0.95  # rows are read in pieces where that moves less than this share
 
 @dataclass(frozen=True, slots=True)
 class TileLimits:
-    """``row``: the longest row that is held as a whole. ``pointwise``, ``reduction``: elements of a tile."""
+    """``row``: the longest row that is held as a whole. ``pointwise``, ``reduction``: elements of a tile. ``together``:
+    small kernels share launches, unless they are tuned."""
 
     row: int = 8192
     pointwise: int = 1024
     reduction: int = 4096
+    together: bool = False
 
 
 def next_power_of_two(n: int) -> int:

@@ -15,7 +15,7 @@ from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .checks import check_device
-from .choose import choose_form
+from .choose import choose_form, shares_launches
 
 __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
@@ -107,7 +107,8 @@ class TritonTarget:
         if not self.interpreted:
             arch = check_device(self.id)
             made = f"tuned on {torch.cuda.get_device_name(self.id)}" if options.tune else f"sm_{arch}"
-        return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)} numerics={options.numerics}"
+        shared = " shared" * shares_launches(options)
+        return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)} numerics={options.numerics}{shared}"
 
     def generate(
         self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
