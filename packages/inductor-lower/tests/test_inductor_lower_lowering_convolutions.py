@@ -220,6 +220,34 @@ def test_generated_kernels_of_convolutions(name: str, processor: Any) -> None:
 # -- who computes what -----------------------------------------------------------------------------------
 
 
+def summed_in_order(case: Case, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A depthwise convolution by fused multiplications and additions of float32, tap after tap, a row of taps after the
+    other. Products of float32 are exact in float64, so one rounding is left in each step."""
+    (rows, columns), (stride, _), (top, left) = case.weights[2:], case.stride, case.pad
+    padded = torch.nn.functional.pad(x, (left, left, top, top))
+    height, width = ((size - taps) // stride + 1 for size, taps in zip(padded.shape[2:], (rows, columns), strict=True))
+    total = torch.zeros(())
+    for row in range(rows):
+        for column in range(columns):
+            seen = padded[:, :, row:, column:][:, :, ::stride, ::stride][:, :, :height, :width]
+            total = (seen.double() * w[:, 0, row, column].double()[:, None, None] + total.double()).float()
+    return total
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("taps", "pad"), [((3, 3), (1, 1)), ((3, 3), (0, 0)), ((2, 4), (0, 1)), ((1, 9), (0, 4))])
+def test_taps_of_a_depthwise_convolution_are_added_in_onednns_order(
+    taps: tuple[int, int], pad: tuple[int, int], stride: int, last: bool
+) -> None:
+    case = Case((2, 24, 11, 19), (24, 1, *taps), (stride,) * 2, pad, (1, 1), groups=24, bias=False, last=last)
+    (forward, args), _ = case.graphs()
+    for processor in ("host", "x86-64-v3"):
+        options = LowerOptions(contractions="generated", processor=processor)
+        (got,) = compile_graph(make_fx(forward)(*args), options=options)(list(args))
+        assert torch.equal(got, summed_in_order(case, *args))
+
+
 def depthwise(taps: int = 3, channels: int = 32, last: bool = True) -> Case:
     sizes = (2, channels, 12, 12), (channels, 1, taps, taps)
     return Case(*sizes, (1, 1), (taps // 2,) * 2, (1, 1), groups=channels, last=last)

@@ -4,7 +4,10 @@ Note [Taps written out]
     A depthwise convolution sums some 9 to 49 products for each element. As a loop that is a reduction too short to fill
     vectors. Written out it is elementwise arithmetic: neighbours in memory, channels or places, are in the lanes, a
     mask is computed once for all channels, and what comes before and behind is fused as with any elementwise kernel.
-    There is one sum for each row of taps, so that not every addition waits for the one before.
+    The taps are added one after the other, row by row, as oneDNN's kernels add them, so that the result has the bits
+    that it has in eager mode. A sum for each row of taps would be no faster and a little nearer to the true sum; but
+    what lies within rounding of zero would fall on the other side of a relu than in eager mode now and then, and every
+    such element changes gradients by more than all roundings do.
 
     Weights are read as they lie if places are in the lanes, for each of which they are the same. If channels are, those
     of a tap have to lie side by side; so they are put that way first, once for the whole image.
@@ -45,21 +48,16 @@ def written_out(product: Contraction) -> LoopNest:
     outer = tuple(loop for loop in product.outer if loop.size != 1)
     builder = NestBuilder(product.name, outer, product.origin)
     single = {Symbol(loop.symbol): to_expr(0) for loop in product.outer if loop.size == 1}
-    sums: dict[int, Value] = {}
-    for row, taps in _rows(product.reduced):
-        env = single | taps
-        factors, mask = _factors(product, builder, env)
-        former = sums.get(row)
-        if former is None:
-            former = builder.const(0.0, product.accumulate) if mask is not None else None
-        if former is None:
-            sums[row] = builder.op("mul_contract", *factors)
+    total: Value | None = None
+    for taps in _iterations(product.reduced):
+        factors, mask = _factors(product, builder, single | taps)
+        if total is None and mask is None:
+            total = builder.op("mul_contract", *factors)
             continue
+        former = builder.const(0.0, product.accumulate) if total is None else total
         added = builder.op("fma", *factors, former)
-        sums[row] = added if mask is None else builder.where(mask, added, former)
-    total, *others = sums.values()
-    for other in others:
-        total = builder.op("add", total, other)
+        total = added if mask is None else builder.where(mask, added, former)
+    assert total is not None, "a contraction of taps has one at least, see `taps_of`"
     builder.copy(product.epilogue, single, {product.result: total.name})
     return builder.finish()
 
@@ -73,7 +71,7 @@ def sums_beside_each_other(product: Contraction) -> LoopNest:
     outer = tuple(loop for loop in product.outer if loop.size != 1 and loop not in beside)
     builder = NestBuilder(product.name, outer, product.origin)
     builder.begin_stage(product.reduced)
-    ways = [single | taps for _, taps in _rows(beside)]
+    ways = [single | taps for taps in _iterations(beside)]
     sums: list[Value] = []
     for env in ways:
         factors, mask = _factors(product, builder, env)
@@ -117,15 +115,10 @@ def own_masks(product: Contraction) -> list[str]:
     return [load.mask for load in own if load.mask is not None]
 
 
-def _rows(loops: Sequence[Range]) -> Iterator[tuple[int, dict[Symbol, Expr]]]:
-    """Each iteration of some loops, with the number of its row: what all but the last loop of more than one iteration
-    are at."""
-    sizes = [range(loop.size.constant or 0) for loop in loops]
-    last = max((k for k, size in enumerate(sizes) if len(size) > 1), default=0)
-    rows: dict[tuple[int, ...], int] = {}
-    for at in itertools.product(*sizes):
-        row = rows.setdefault((*at[:last], *at[last + 1 :]), len(rows))
-        yield row, {Symbol(loop.symbol): to_expr(k) for loop, k in zip(loops, at, strict=True)}
+def _iterations(loops: Sequence[Range]) -> Iterator[dict[Symbol, Expr]]:
+    """Where loops are at in each iteration, the last of them moving first."""
+    for at in itertools.product(*(range(loop.size.constant or 0) for loop in loops)):
+        yield {Symbol(loop.symbol): to_expr(k) for loop, k in zip(loops, at, strict=True)}
 
 
 def _factors(

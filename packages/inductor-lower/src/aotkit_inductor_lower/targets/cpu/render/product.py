@@ -153,6 +153,8 @@ class ProductEmitter(KernelEmitter):
             return
         last = self._panel(whole, first)
         self._copy_some(self.right, whole, end, last)
+        if self._last_vectors() < self.vectors:
+            return  # which are all that tiles read of it
         count = em.sub(end, whole)
         filled = em.mul(em.unsigned("udiv", em.add(count, imm(self.across - 1)), imm(self.across)), imm(self.across))
         wanted = em.minimum(em.mul(count, imm(panel)), imm(panel))  # none where there are no columns
@@ -162,6 +164,11 @@ class ProductEmitter(KernelEmitter):
         """Whether all columns certainly fill panels."""
         columns = self.site.columns.extent.constant
         return columns is not None and columns % self.panel == 0
+
+    def _last_vectors(self) -> int:
+        """How many vectors of a panel that is not full are multiplied: all of them where it is not known how full."""
+        columns = self.site.columns.extent.constant
+        return self.vectors if columns is None else -(-(columns % self.panel) // self.across)
 
     def _whole(self, first: Ssa, end: Ssa) -> Ssa:
         """Where the whole panels of a strip end."""
@@ -323,49 +330,62 @@ class ProductEmitter(KernelEmitter):
         carried: Iterable[Ssa],
     ) -> list[Ssa]:
         em, ctx = self.em, self.ctx
-        name = f"tile_{self.element}_{height}x{self.panel}"
-        if name not in em.declarations:
-            em.define(name, tile_function(name, self.element, self.across, self.vectors, height))
-        vector = vector_type(self.element, self.across)
-        em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
         em.declare("llvm.smin.i64", "i64", ["i64", "i64"])
         start, row, step = left(top)
         summed = ctx.scalar(self.site.inner.extent)
 
-        def tile(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+        def tile(vectors: int, finish: Callable[[Ssa, Ssa, Ssa], None], at: Ssa, _: list[Ssa]) -> list[Ssa]:
             given = (start, row, step, self._panel(at, first), summed, self.tile_of_sums)
+            name = self._tile_function(height, vectors)
             em.effect(f"call void @{name}({', '.join(value.typed for value in given)})")
-            em.loop(imm(0), imm(height), 1, [], functools.partial(self._finish_row, top, at, first, end), "row")
+
+            def finish_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
+                sums = self._element(self.tile_of_sums, em.mul(row, imm(self.panel)))
+                finish(em.add(top, row), at, sums)
+                return []
+
+            em.loop(imm(0), imm(height), 1, [], finish_row, "row")
             return []
 
-        return em.loop(first, end, self.panel, [], tile, "tile")
+        def all_columns(row: Ssa, at: Ssa, sums: Ssa) -> None:
+            self._finish(row, Vector(self.columns, at, self.across, self.vectors), sums)
 
-    def _finish_row(self, top: Ssa, at: Ssa, first: Ssa, end: Ssa, row: Ssa, carried: Iterable[Ssa]) -> list[Ssa]:
-        """What becomes of one row of a tile."""
-        em = self.em
-        sums = self._element(self.tile_of_sums, em.mul(row, imm(self.panel)))
-        symbols = {self.rows: em.add(top, row)}
+        def some_columns(row: Ssa, at: Ssa, sums: Ssa) -> None:
+            def vector(column: Ssa, _: list[Ssa]) -> list[Ssa]:
+                few = ctx.some(Vector(self.columns, column, self.across, 1), end)
+                self._finish(row, few, self._element(sums, em.sub(column, at)))
+                return []
 
-        def some(vectors: int, column: Ssa, _: list[Ssa]) -> list[Ssa]:
-            vector = Vector(self.columns, column, self.across, vectors)
-            floor = self.go_to(symbols, self.ctx.some(vector, end) if vectors == 1 else vector)
-            self.ctx.values[self.site.reduce.result] = self._sums(sums, em.sub(column, at), vectors)
-            emit_body(self.ctx, self.after)
-            self.go_back(floor)
-            return []
+            em.loop(at, end, self.across, [], vector, "columns")
 
-        if self._exact():
-            return some(self.vectors, at, [])
-        whole, stop = self._whole(first, end), em.minimum(em.add(at, imm(self.panel)), end)
-        once = em.minimum(em.add(at, imm(1)), whole)  # or not at all
-        em.loop(at, once, self.panel, [], functools.partial(some, self.vectors), "whole")
-        em.loop(em.maximum(at, whole), stop, self.across, [], functools.partial(some, 1), "columns")
+        whole = self._whole(first, end)
+        em.loop(first, whole, self.panel, [], functools.partial(tile, self.vectors, all_columns), "tile")
+        if not self._exact():
+            last = functools.partial(tile, self._last_vectors(), some_columns)
+            em.loop(whole, end, self.panel, [], last, "tile")
         return []
 
-    def _sums(self, row: Ssa, column: Ssa, vectors: int) -> Value:
+    def _tile_function(self, height: int, vectors: int) -> str:
+        """The module's function for tiles of some rows by some vectors of a panel."""
+        em = self.em
+        name = f"tile_{self.element}_{height}x{vectors * self.across}_of_{self.panel}"
+        if name not in em.declarations:
+            em.define(name, tile_function(name, self.element, self.across, vectors, height, self.panel))
+        vector = vector_type(self.element, self.across)
+        em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
+        return name
+
+    def _finish(self, row: Ssa, vector: Vector, sums: Ssa) -> None:
+        """What becomes of some sums of a row of a tile, which are at ``sums``."""
+        floor = self.go_to({self.rows: row}, vector)
+        self.ctx.values[self.site.reduce.result] = self._sums(sums, vector.interleave)
+        emit_body(self.ctx, self.after)
+        self.go_back(floor)
+
+    def _sums(self, sums: Ssa, vectors: int) -> Value:
         type_, align = vector_type(self.element, self.across), self._alignment()
         parts = []
         for copy in range(vectors):
-            pointer = self._element(row, self.em.add(column, imm(copy * self.across)))
+            pointer = self._element(sums, imm(copy * self.across))
             parts.append(self.em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}"))
         return Value(self.dtype, tuple(parts), varying=True)

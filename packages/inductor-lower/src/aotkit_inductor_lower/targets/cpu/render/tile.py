@@ -15,9 +15,10 @@ def fma_of(element: str, lanes: int) -> str:
     return f"llvm.fma.v{lanes}{'f32' if element == 'float' else 'f64'}"
 
 
-def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int) -> str:
+def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int, panel: int) -> str:
     """The text of the function that sums a tile: ``rows`` of the left factor, ``row`` elements apart and ``step``
-    from one to the next number, times a panel of ``count`` steps."""
+    from one to the next number, times the first ``vectors`` of a panel of ``count`` steps. ``panel``: elements of a
+    row of the panel and of the tile."""
     type_ = vector_type(element, lanes)
     align = min(ALIGNED, lanes * {"float": 4, "double": 8}[element])
     each = [(r, v) for r in range(rows) for v in range(vectors)]
@@ -27,7 +28,7 @@ def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int) 
         "entry:",
     ]
     for r, v in each:
-        place = (r * vectors + v) * lanes
+        place = r * panel + v * lanes
         lines.append(f"  %sum.{r}.{v} = getelementptr {element}, ptr %sums, i64 {place}")
         lines.append(f"  store {type_} zeroinitializer, ptr %sum.{r}.{v}, align {align}")
     for r in range(rows):
@@ -46,7 +47,7 @@ def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int) 
     ]
     for r, v in each:
         lines.append(f"  %acc.{r}.{v} = phi {type_} [ zeroinitializer, %chunk ], [ %new.{r}.{v}, %steps ]")
-    lines.append(f"  %from = mul i64 %k, {lanes * vectors}")
+    lines.append(f"  %from = mul i64 %k, {panel}")
     for v in range(vectors):
         lines.append(f"  %from.{v} = add i64 %from, {v * lanes}")
         lines.append(f"  %right.at.{v} = getelementptr {element}, ptr %panel, i64 %from.{v}")
