@@ -217,6 +217,31 @@ def test_generated_kernels_of_convolutions(name: str, processor: Any) -> None:
         assert_results(case, f, args, graph(list(args)))
 
 
+def pointwise(channels: int, results: int, last: bool, size: tuple[int, int] = (9, 11)) -> Case:
+    return Case((2, channels, *size), (results, channels, 1, 1), (1, 1), (0, 0), (1, 1), bias=False, last=last)
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(("channels", "results"), [(4, 8), (17, 10), (128, 31), (16, 64), (33, 130)])
+def test_convolutions_of_one_tap_are_sums_in_onednns_order_and_right_gradients(
+    channels: int, results: int, last: bool
+) -> None:
+    case = pointwise(channels, results, last)
+    for backward, (f, args) in enumerate(case.graphs()):
+        options = LowerOptions(contractions="generated", redzones=True)
+        graph = compile_graph(make_fx(f)(*args), options=options)
+        assert isinstance(graph, CompiledGraph) and not graph.report().externs
+        got = graph(list(args))
+        assert_results(case, f, args, got)
+        if not backward:
+            x, w = args
+            total = torch.zeros(())
+            for channel in range(channels):
+                seen, weight = x[:, channel, None].double(), w[:, channel, 0, 0].double()[:, None, None]
+                total = (seen * weight + total.double()).float()
+            assert torch.equal(got[0], total)
+
+
 # -- who computes what -----------------------------------------------------------------------------------
 
 
@@ -303,6 +328,26 @@ def test_depthwise_convolutions_are_kernels_where_they_are_faster() -> None:
         (replace(depthwise(), dtype=torch.bfloat16), V4, LowerOptions()),
         (replace(depthwise(last=False), stride=(2, 2)), V4, LowerOptions()),
         (CASES["in groups"], V4, LowerOptions()),
+    ):
+        after, _ = chosen(case, False, options, target)
+        assert [call.target for call in calls(after)] == ["aten.convolution.default"]
+
+
+def test_convolutions_of_one_tap_are_products_of_ours_on_amds_processors() -> None:
+    amd = replace(V4, processor="znver4")
+    for last in (True, False):
+        forward, _ = chosen(pointwise(48, 96, last, (40, 40)), False, LowerOptions(), amd)
+        backward, _ = chosen(pointwise(48, 96, last, (40, 40)), True, LowerOptions(), amd)
+        assert not calls(forward) and contractions(forward)
+        (call,) = calls(backward)  # by the weights
+        assert call.results[0] is None and call.results[1] is not None and contractions(backward)
+    for case, target, options in (
+        (pointwise(48, 96, True, (40, 40)), replace(V4, processor="sapphirerapids"), LowerOptions()),
+        (pointwise(48, 96, True, (40, 40)), replace(V3, processor="znver3"), LowerOptions()),
+        (pointwise(48, 96, True, (40, 40)), amd, LowerOptions(contractions="aten")),
+        (pointwise(48, 96, True, (4, 4)), amd, LowerOptions()),  # small
+        (pointwise(192, 96, True, (40, 40)), amd, LowerOptions()),  # eager's sums are one chain
+        (replace(pointwise(48, 96, True, (80, 80)), stride=(2, 2)), amd, LowerOptions()),
     ):
         after, _ = chosen(case, False, options, target)
         assert [call.target for call in calls(after)] == ["aten.convolution.default"]

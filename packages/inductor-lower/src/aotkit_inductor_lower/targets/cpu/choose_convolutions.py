@@ -10,7 +10,15 @@ Note [Which convolutions are ours]
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
-    1.8 times oneDNN's speed. Elsewhere they are ATen's. With ``contractions="generated"`` they are tiles of vectors
+    1.8 times oneDNN's speed.
+
+    On AMD's processors with 512-bit vectors those of one tap and stride 1 are products in tiles of vectors, and so are
+    their gradients by the image, in either layout: 1.1 to 3.5 times oneDNN's speed. In the forward only with sums that
+    are one chain (:data:`CHUNK`), as oneDNN's are: then a result has the bits that it has in eager mode, see Note [Taps
+    written out]. (With fewer than 16 results and the channels of a pixel together ATen's call has another kernel, which
+    does not.)
+
+    Elsewhere convolutions of several channels are ATen's. With ``contractions="generated"`` they are tiles of vectors
     where there is a form for that, and else plain loops.
 """
 
@@ -20,11 +28,15 @@ from collections.abc import Mapping, Sequence
 
 from ...ir import Buffer, Contraction, DType, ExternCall, Range
 from ...ir.walk import loads, without_single_iterations
+from ...kernel_ir.matmul_site import MatmulSite
+from ...lowering.convolutions import CONVOLUTION
 from ...options import LowerOptions
 from ...symbolic import product
 from ...target import Choice
+from .choose_few_rows import AMD
 from .machine import Machine
 from .products import TiledProduct, product_of
+from .render.tile import CHUNK
 from .tile_forms import FORMS
 
 __all__ = ["choose_convolution"]
@@ -33,6 +45,7 @@ TILED = (96, 64, 128)  # rows, columns, summed numbers
 RESULTS = 1 << 15  # of one product
 FILLED = 0.75  # of the steps of a sum
 WORTH = 1 << 25
+WORTH_OF_POINTS = 1 << 22
 FEW_TAPS = 9
 MANY_TAPS = 25
 CACHED = 1 << 20  # elements
@@ -45,14 +58,18 @@ def choose_convolution(
     buffers: Mapping[str, Buffer],
     options: LowerOptions,
     machine: Machine,
+    processor: str,
 ) -> Choice:
-    """``"nest"``, ``"fma"`` or ``"aten"`` for one result of a convolution; see :meth:`.Target.choose_convolution`."""
+    """``"nest"``, ``"fma"`` or ``"aten"`` for one result of a convolution; see :meth:`.Target.choose_convolution`.
+    ``processor``: by LLVM's name, what ATen runs on."""
     if options.contractions == "generated":
         tiled = all(product_of(without_single_iterations(part.as_nest()), buffers, machine) for part in parts)
         return Choice("fma" if tiled else "nest", "every product is generated")
     if not all(map(_is_depthwise, parts)):
         if all(_is_tiled(part, buffers, machine) for part in parts):
             return Choice(FORMS["highest"].name, "tile registers take less time than oneDNN's call")
+        if processor in AMD and machine.vector_bits == 512 and _is_of_points(parts, call, buffers, machine):
+            return Choice("fma", f"of one tap: kernels of ours take less time than oneDNN's on {processor}")
         return Choice("aten", "convolutions of several channels are left to ATen")
     why = _slower(parts, buffers, machine)
     return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
@@ -75,6 +92,23 @@ def _is_tiled(part: Contraction, buffers: Mapping[str, Buffer], machine: Machine
     batch = product(loop.extent for loop in found.site.batch).constant or 1
     long = all(size >= least for size, least in zip(sizes, TILED, strict=True)) and sizes[0] * sizes[1] >= RESULTS
     return long and found.filled >= FILLED and batch * sizes[0] * sizes[1] * sizes[2] >= WORTH
+
+
+def _is_of_points(
+    parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine
+) -> bool:
+    """Whether the result, or gradient by the image, is a product of the pixels with one tap, and large enough."""
+    part = parts[0]
+    sides = part.rows, part.columns, part.reduced
+    if len(parts) > 1 or part.left.dtype is not DType.F32 or any(loop.symbol[0] == "k" for loop in part.columns):
+        return False
+    if any(loop.symbol[0] == "k" and loop.size != 1 for loop in part.reduced) or _steps(part) > 1:
+        return False
+    sizes = [product(loop.size for loop in loops).constant or 0 for loops in (part.batch, *sides)]
+    if sizes[0] * sizes[1] * sizes[2] * sizes[3] < WORTH_OF_POINTS or any(load.mask for load in loads(part.body)):
+        return False
+    chained = sizes[3] <= CHUNK or call.target != CONVOLUTION
+    return chained and isinstance(product_of(without_single_iterations(part.as_nest()), buffers, machine), MatmulSite)
 
 
 def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], machine: Machine) -> str:

@@ -24,6 +24,8 @@ __all__ = ["ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_b
 __all__ += ["has_tiles", "lies_along_columns"]
 __all__ += ["multiplies_bytes", "plain_left", "product_form", "product_of", "tiled_product"]
 
+LEAST_IN_TILES = (6, 8, 4)  # rows, columns, summed: of less there is no tile
+
 
 @dataclass(frozen=True, slots=True)
 class TiledFactor:
@@ -193,7 +195,7 @@ def _in_tiles(kernel: Kernel) -> MatmulSite | None:
     site = matmul_site(kernel)
     if site is None:
         return None
-    sides = zip((site.rows, site.columns, site.inner), LEAST, strict=True)
+    sides = zip((site.rows, site.columns, site.inner), LEAST_IN_TILES, strict=True)
     if any(loop.extent.constant is not None and loop.extent.constant < least for loop, least in sides):
         return None
     after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]

@@ -48,7 +48,7 @@ class CpuTarget:
         """``"nest"``, loops of vectors, or ``"fma"``, where that is faster or asked for."""
         from .choose_convolutions import choose_convolution
 
-        return choose_convolution(parts, call, buffers, options, self.machine)
+        return choose_convolution(parts, call, buffers, options, self.machine, self.processor)
 
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """``"amx-attention"``, where there are tile registers, and they take less time."""
