@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import aotkit
 from aotkit.driver.stages import prepared_joint
+from aotkit_inductor_lower import LowerOptions
 from aotkit_inductor_lower.driver import prepare_joint_graph
 from aotkit_inductor_lower.graph_passes import channels_last
 from aotkit_inductor_lower.target import HOST
@@ -107,9 +108,10 @@ def test_forward_and_backward_agree_on_channels_together() -> None:
 
 def test_the_layout_can_be_left_out_and_takes_fuel() -> None:
     graph = joint_graph(Net(), torch.randn(2, 3, 24, 26))
-    base = aotkit.Options(channels_last_training="always")
-    assert prepared_joint(graph, aotkit.Options(channels_last_training="never")) is graph
-    for options in (base.patch(disable=frozenset({"channels-last"})), base.patch(fuel=0), base.patch(lowering="none")):
+    others = frozenset({"keep-pool-offsets"})
+    base = aotkit.Options(channels_last_training="always", disable=others)
+    assert prepared_joint(graph, base.patch(channels_last_training="never")) is graph
+    for options in (base.patch(disable=others | {"channels-last"}), base.patch(fuel=0), base.patch(lowering="none")):
         assert prepared_joint(graph, options) is graph
     assert layouts(prepared_joint(graph, base.patch(fuel=1))) == [True] * 6
 
@@ -230,7 +232,7 @@ def test_statistics_of_narrow_images_keep_their_type() -> None:
     float32, and gradients were nan."""
     with torch.autocast("cpu", torch.bfloat16):
         joint = joint_graph(Net(), torch.randn(2, 3, 24, 20))
-    laid_out = prepare_joint_graph(joint)
+    laid_out = prepare_joint_graph(joint, LowerOptions(disable=("keep-pool-offsets",)))
     assert any(layouts(laid_out))
     for before, after in zip(
         joint.graph.nodes, (n for n in laid_out.graph.nodes if n.target is not aten.clone.default)

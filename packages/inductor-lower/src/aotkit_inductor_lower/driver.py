@@ -32,6 +32,7 @@ from .graph_passes import (
     copy_scalars_to_device,
     fold_uniform,
     fuse_attention,
+    keep_pool_offsets,
     loss_gradients,
     merge_splits_and_cats,
     pad_products,
@@ -119,7 +120,12 @@ WRITE_PASSES = in_order(
 DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
 
 # On the joint graph of a forward and a backward, before it is split: what both must agree about.
-JOINT_PASSES = in_order(channels_last.JOINT_PASS, recognize_attention.JOINT_PASS, attention_operands.JOINT_PASS)
+JOINT_PASSES = in_order(
+    channels_last.JOINT_PASS,
+    recognize_attention.JOINT_PASS,
+    attention_operands.JOINT_PASS,
+    keep_pool_offsets.JOINT_PASS,
+)
 
 # On the forward and the backward, each as a whole, before ranks compare their graphs.
 COLLECTIVE_PASSES = in_order(bucket_collectives.PASS)
@@ -268,7 +274,12 @@ def prepare_joint_graph(
     """
     options = options or LowerOptions()
     check_disabled(options.disable, pass_names())
-    tests = (channels_last.has_convolutions, recognize_attention.has_attention, attention_operands.calls_attention)
+    tests = (
+        channels_last.has_convolutions,
+        recognize_attention.has_attention,
+        attention_operands.calls_attention,
+        keep_pool_offsets.has_max_pools,
+    )
     known = any(test(gm.graph) for test in tests)
     if has_inner_mutation(gm) or not known:
         return gm
@@ -415,8 +426,14 @@ def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> 
         observer.dump(name, kind, lambda: print_program(program))
 
 
+_ON_GRAPHS = (
+    *optional(WRITE_PASSES),
+    *optional(COLLECTIVE_PASSES),
+    *optional(JOINT_PASSES),
+    *optional(GRAPH_PASSES),
+)
 _NAMES: dict[str, tuple[str, ...]] = {
-    "graph": (*optional(WRITE_PASSES), *optional(COLLECTIVE_PASSES), *optional(GRAPH_PASSES)),
+    "graph": tuple(dict.fromkeys(_ON_GRAPHS)),
     "loop": optional(LOOP_PASSES),
     "kernel": optional(KERNEL_PASSES),
 }
