@@ -138,7 +138,7 @@ def _mb(count: float) -> str:
 HEAD = """\
 # Triton kernels
 
-What a training step of twelve models becomes on a CUDA device, ours and Inductor's in the same run, without a device:
+What a training step of these models becomes on a CUDA device, ours and Inductor's in the same run, without a device:
 both pipelines see fake CUDA tensors under autocast to bfloat16, and kernels are compiled for sm_90 by Triton {version}.
 Written by `{command}`.
 
