@@ -351,6 +351,10 @@ def test_convolutions_of_one_tap_are_products_of_ours_on_amds_processors() -> No
     ):
         after, _ = chosen(case, False, options, target)
         assert [call.target for call in calls(after)] == ["aten.convolution.default"]
+    for last in (True, False):
+        strided, _ = chosen(replace(pointwise(48, 96, last, (80, 80)), stride=(2, 2)), True, LowerOptions(), amd)
+        (call,) = calls(strided)
+        assert call.results[0] is not None and not contractions(strided)
 
 
 def test_one_call_computes_the_gradients_that_are_left_to_aten() -> None:

@@ -107,6 +107,8 @@ def _is_of_points(
     sizes = [product(loop.size for loop in loops).constant or 0 for loops in (part.batch, *sides)]
     if sizes[0] * sizes[1] * sizes[2] * sizes[3] < WORTH_OF_POINTS or any(load.mask for load in loads(part.body)):
         return False
+    if product(buffers[part.writes[0]].sizes).constant != sizes[0] * sizes[1] * sizes[2]:
+        return False  # the gradient by an image of which pixels are left out
     chained = sizes[3] <= CHUNK or call.target != CONVOLUTION
     return chained and isinstance(product_of(without_single_iterations(part.as_nest()), buffers, machine), MatmulSite)
 
