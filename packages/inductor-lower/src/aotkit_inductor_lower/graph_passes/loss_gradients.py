@@ -7,6 +7,7 @@ After, the same formula with the number in place of the sum. Requires a matrix, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _written(
-    grad: Any, x: Any, label: Any, reduction: Any, ignored: Any, total: Any, y: Any, dim: Any, dtype: Any
-) -> Any:
-    found = aten.nll_loss_backward.default(grad, x, label, None, reduction, ignored, total)
-    return aten._log_softmax_backward_data.default(found, y, dim, dtype)
+def _along(dim: int) -> Callable[..., Any]:
+    """What is looked for, where the classes are this dimension."""
+
+    def written(grad: Any, x: Any, label: Any, reduction: Any, ignored: Any, total: Any, y: Any, dtype: Any) -> Any:
+        found = aten.nll_loss_backward.default(grad, x, label, None, reduction, ignored, total)
+        return aten._log_softmax_backward_data.default(found, y, dim, dtype)
+
+    return written
 
 
 def _computed(grad: Any, x: Any, label: Any, reduction: Any, ignored: Any, total: Any, y: Any, dtype: Any) -> Any:
@@ -57,7 +61,6 @@ def _is_known(bound: Bound) -> bool:
     x, dtype = bound["x"].meta["val"], bound["root"].meta["val"].dtype
     return (
         x.dim() == 2
-        and bound["dim"] in (1, -1)
         and isinstance(bound["reduction"], int)
         and isinstance(bound["ignored"], int)
         and x.dtype in _FLOATS
@@ -67,9 +70,12 @@ def _is_known(bound: Bound) -> bool:
     )
 
 
+_REWRITES = tuple(Rewrite(_along(dim), _computed, _is_known) for dim in (1, -1))
+
+
 def loss_gradients(graph: Graph, fuel: int) -> int:
     """Run the pass; the number of gradients."""
-    return apply_rewrites(graph, (Rewrite(_written, _computed, _is_known),), fuel)
+    return apply_rewrites(graph, _REWRITES, fuel)
 
 
 PASS = Pass(
