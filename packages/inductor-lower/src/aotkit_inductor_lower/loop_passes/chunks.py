@@ -42,17 +42,17 @@ def size_or(size: Expr, assume: int | None) -> int:
 
 def unit_count(results: int, stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> int:
     """In how many units of work so many results are computed: one each where the reduced elements lie side by side."""
-    return results if _moves_along(stage, buffers) else -(-results // policy.columns)
+    return results if _moves_along(stage, buffers, policy) else -(-results // policy.columns)
 
 
-def _moves_along(stage: Stage, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the reduced elements lie side by side in what is read: of large data, if that is read too. A column of a
-    norm's rows is multiplied by one number of each row, and those numbers lie side by side."""
+def _moves_along(stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> bool:
+    """Whether the reduced elements lie side by side in what is read: where there must be many units, in what is large.
+    A column of a norm's rows is multiplied by one number of each row, and those numbers lie side by side."""
     inner = {Symbol(r.symbol) for r in stage.ranges}
     found = [(load, frozenset[Symbol]().union(*(i.symbols for i in load.indices))) for load in loads(stage.body)]
     most = max((len(symbols) for _, symbols in found), default=0)
     for load, symbols in found:
-        if len(symbols) < most:
+        if len(symbols) < most and policy.chunk is None:
             continue
         for index, stride in zip(load.indices, buffers[load.buffer].strides, strict=True):
             if stride == 1 and not inner.isdisjoint(index.symbols):
@@ -73,7 +73,7 @@ def _as_many_as_units(
     if reduced < policy.least or not results:
         return None
     loop = stage.ranges[0] if arg_reduces(stage.body) else max(stage.ranges, key=_length)
-    along = _moves_along(stage, buffers)
+    along = _moves_along(stage, buffers, policy)
     units = policy.units if along else policy.column_units or policy.units
     share = units // unit_count(results, stage, buffers, policy)
     wanted = min(1 << max(0, share - 1).bit_length(), _length(loop), reduced // policy.shortest)
