@@ -13,7 +13,7 @@ Note [Which convolutions are ours]
     1.8 times oneDNN's speed.
 
     On AMD's processors with 512-bit vectors those of one tap and stride 1 are products in tiles of vectors, and so are
-    their gradients by the image, in either layout: 1.1 to 3.5 times oneDNN's speed. In the forward only with sums that
+    their gradients by the image, in either layout: 1.1 to 1.6 times oneDNN's speed. In the forward only with sums that
     are one chain (:data:`CHUNK`), as oneDNN's are: then a result has the bits that it has in eager mode, see Note [Taps
     written out]. (With fewer than 16 results and the channels of a pixel together ATen's call has another kernel, which
     does not.)
