@@ -136,6 +136,11 @@ def _mb(count: float) -> str:
 
 
 HEAD = """\
+---
+hide:
+  - toc
+---
+
 # Triton kernels
 
 What a training step of these models becomes on a CUDA device, ours and Inductor's in the same run, without a device:
