@@ -9,14 +9,13 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, compile_to_program, decompositions
+from aotkit_inductor_lower import decompositions
 from aotkit_inductor_lower.graph_passes.convolution_biases import PASS, convolution_biases
 from aotkit_inductor_lower.graph_passes.rewriting import copy_graph
 from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 aten = torch.ops.aten
-INTERPRETED = LowerOptions(processor="triton-interpreter")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -56,17 +55,6 @@ def test_forward_and_gradients_are_the_same(dtype: torch.dtype, layout: torch.me
         torch.testing.assert_close(got, want, **loose)
 
 
-def test_one_kernel_adds_the_bias_and_goes_on() -> None:
-    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (F.gelu(F.conv2d(x, w, b)),)
-
-    args = operands(torch.float32, torch.contiguous_format)[:3]
-    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
-    steps = compile_to_program(graph, options=INTERPRETED).scheduled.steps
-    assert [type(each).__name__ for each in steps if type(each).__name__ != "Alias"] == ["ExternCall", "LoopNest"]
-    torch.testing.assert_close(compile_graph(graph, options=INTERPRETED)([*args]), list(f(*args)))
-
-
 def only_the_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
     b = b.detach().requires_grad_()
     return torch.autograd.grad(F.conv2d(x, w, b, padding=1), (b,), g)
@@ -92,22 +80,3 @@ def test_what_has_no_bias_stays() -> None:
 
 def test_only_a_device_wants_it() -> None:
     assert PASS.when(PassContext.of(target=TRITON_INTERPRETER)) and not PASS.when(PassContext.of())
-
-
-@pytest.mark.parametrize("rank", [1, 3])
-def test_signals_and_volumes(rank: int) -> None:
-    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
-        y = (F.conv1d if rank == 1 else F.conv3d)(x, w, b)
-        return y, *torch.autograd.grad(y, (x, w, b), g)
-
-    torch.manual_seed(0)
-    args = [
-        torch.randn(2, 3, *[5] * rank),
-        torch.randn(4, 3, *[3] * rank),
-        torch.randn(4),
-        torch.randn(2, 4, *[3] * rank),
-    ]
-    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
-    for got, want in zip(compile_graph(graph, options=INTERPRETED)([*args]), f(*args), strict=True):
-        torch.testing.assert_close(got, want)

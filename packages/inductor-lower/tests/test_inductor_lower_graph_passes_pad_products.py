@@ -1,7 +1,6 @@
 """Products whose rows begin in the middle of 16 bytes: padded, with the same values and strides."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, compile_to_program, decompositions
+from aotkit_inductor_lower import LowerOptions, decompositions
 from aotkit_inductor_lower.graph_passes.pad_products import PASS, pad_products
 from aotkit_inductor_lower.graph_passes.rewriting import copy_graph
 from aotkit_inductor_lower.passes import PassContext
@@ -17,7 +16,6 @@ from aotkit_inductor_lower.target import NO_MACHINE
 from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 aten = torch.ops.aten
-INTERPRETED = LowerOptions(processor="triton-interpreter")
 
 
 def on_device(**options: Any) -> PassContext:
@@ -103,33 +101,3 @@ def test_what_stays_as_it_is(what: str) -> None:
 def test_only_a_device_wants_it() -> None:
     assert PASS.when(on_device())
     assert not PASS.when(PassContext.of()) and not NO_MACHINE.capabilities.row_bytes
-
-
-def test_kernels_pad_and_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way: a linear layer of an odd vocabulary, a softmax of its result, and the gradients."""
-    monkeypatch.setattr("aotkit_inductor_lower.driver.GRAPH_PASSES", with_small_products())
-
-    def f(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = x * 2
-        logits = x @ w.t()
-        p = aten._log_softmax(logits, -1, False)
-        back = aten._log_softmax_backward_data(g, p, -1, torch.bfloat16)
-        return logits, p, back.t() @ x, back @ w
-
-    given = [torch.randn(*sizes, dtype=torch.bfloat16) for sizes in ((16, 8), (13, 8), (16, 13))]
-    graph = make_fx(f, decompositions(), tracing_mode="fake")(*given)
-    wide = compile_graph(graph, options=INTERPRETED)
-    nests = [step.name for step in compile_to_program(graph, options=INTERPRETED).scheduled.steps]
-    assert [name for name in nests if "pad" in name] and [name for name in nests if "cat_default_part1" in name]
-    assert "_log_softmax_backward_data" not in nests, "the gradient is stored where it belongs"
-    plain = compile_graph(graph, options=replace(INTERPRETED, disable=frozenset(["pad-products"])))
-    for got, want in zip(wide([*given]), plain([*given]), strict=True):
-        torch.testing.assert_close(got, want)
-        assert got.stride() == want.stride()
-
-
-def with_small_products() -> tuple[Any, ...]:
-    from aotkit_inductor_lower.driver import GRAPH_PASSES
-
-    own = replace(PASS, run=lambda graph, ctx: pad_products(graph, ctx, 0))
-    return tuple(own if each is PASS else each for each in GRAPH_PASSES)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -14,11 +16,14 @@ pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 from aotkit_inductor_lower import (
     LowerOptions,
     bind_program,
+    compile_graph,
     compile_to_program,
     decompositions,
+    driver,
     interpret_program,
 )
 from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.graph_passes import pad_products
 from aotkit_inductor_lower.ir.random_programs import difference, random_inputs, random_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.loop_passes.gather_launches import gather_launches
@@ -36,6 +41,8 @@ from aotkit_inductor_lower.targets.triton import (
 from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+aten = torch.ops.aten
+INTERPRETED = LowerOptions(processor="triton-interpreter")
 
 
 def lower(f: Callable[..., Any], *args: torch.Tensor) -> Compiled:
@@ -175,3 +182,77 @@ def test_an_option_leaves_each_kernel_its_own_launch() -> None:
     assert isinstance(lowered, Compiled)
     assert len(launches(lowered)) == len(lowered.program.kernels)
     assert not any(record.combo for record in lowered.program.kernels)
+
+
+# -- passes over graphs that a device asks for -----------------------------------------------------------------------
+
+
+def test_a_product_of_an_odd_vocabulary_is_padded_and_copied_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way: a linear layer, a softmax of its result, and the gradients."""
+    small = replace(pad_products.PASS, run=lambda graph, ctx: pad_products.pad_products(graph, ctx, 0))
+    passes = tuple(small if each is pad_products.PASS else each for each in driver.GRAPH_PASSES)
+    monkeypatch.setattr(driver, "GRAPH_PASSES", passes)
+
+    def f(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x * 2
+        logits = x @ w.t()
+        p = aten._log_softmax(logits, -1, False)
+        back = aten._log_softmax_backward_data(g, p, -1, torch.bfloat16)
+        return logits, p, back.t() @ x, back @ w
+
+    given = [torch.randn(*sizes, dtype=torch.bfloat16) for sizes in ((16, 8), (13, 8), (16, 13))]
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*given)
+    wide = compile_graph(graph, options=INTERPRETED)
+    nests = [step.name for step in compile_to_program(graph, options=INTERPRETED).scheduled.steps]
+    assert [name for name in nests if "pad" in name] and [name for name in nests if "cat_default_part1" in name]
+    assert "_log_softmax_backward_data" not in nests, "the gradient is stored where it belongs"
+    plain = compile_graph(graph, options=replace(INTERPRETED, disable=frozenset(["pad-products"])))
+    for got, want in zip(wide([*given]), plain([*given]), strict=True):
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+
+
+def test_one_kernel_adds_the_bias_of_a_convolution_and_goes_on() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.gelu(F.conv2d(x, w, b)),)
+
+    args = [torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)]
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    steps = compile_to_program(graph, options=INTERPRETED).scheduled.steps
+    assert [type(each).__name__ for each in steps if type(each).__name__ != "Alias"] == ["ExternCall", "LoopNest"]
+    torch.testing.assert_close(compile_graph(graph, options=INTERPRETED)([*args]), list(f(*args)))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_biases_of_signals_and_volumes(rank: int) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+        y = (F.conv1d if rank == 1 else F.conv3d)(x, w, b)
+        return y, *torch.autograd.grad(y, (x, w, b), g)
+
+    torch.manual_seed(0)
+    small = [3] * rank
+    args = [torch.randn(2, 3, *[5] * rank), torch.randn(4, 3, *small), torch.randn(4), torch.randn(2, 4, *small)]
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    for got, want in zip(compile_graph(graph, options=INTERPRETED)([*args]), f(*args), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_gradients_of_losses_have_the_bits_of_sums_over_rows(dtype: torch.dtype, reduction: str) -> None:
+    def f(x: torch.Tensor, label: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(x, label, reduction=reduction)
+        return torch.autograd.grad(loss, [x], g.to(x.dtype).expand_as(loss))
+
+    torch.manual_seed(0)
+    label = torch.randint(0, 13, (7,)).index_fill(0, torch.tensor([2, 5]), -100)
+    for scale in (0.7, 0.0, -0.0, float("inf"), float("nan")):
+        args = [torch.randn(7, 13, dtype=dtype) * 3, label, torch.tensor(scale)]
+        graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+        ways = (INTERPRETED, replace(INTERPRETED, disable=frozenset(["loss-gradients"])))
+        (got,), (want,) = (compile_graph(graph, options=options)([*args]) for options in ways)
+        assert torch.equal(got.nan_to_num(7), want.nan_to_num(7)) and torch.equal(got.signbit(), want.signbit())
+        loose = {"rtol": 0.05, "atol": 0.01} if dtype.itemsize == 2 else {}
+        torch.testing.assert_close(got, f(*args)[0], equal_nan=True, **loose)
