@@ -23,13 +23,15 @@ class Model:
     """``build`` gives the model, whose weights depend on torch's seed; ``batch`` takes a batch size and a length
     (tokens, or pixels on a side) and gives the input and labels; ``loss`` takes what the model returns, and labels;
     ``blocks`` are the modules that are sharded, and checkpointed, each by itself; ``plan`` is for
-    ``parallelize_module``."""
+    ``parallelize_module``, and so is ``sequence_plan``, where what stands between attentions and products is spread by
+    positions: none for images."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
     loss: Callable[[Any, torch.Tensor], torch.Tensor]
     blocks: Callable[[nn.Module], list[tuple[nn.Module, str]]]
     plan: Callable[[], Mapping[str, Any]]
+    sequence_plan: Callable[[], Mapping[str, Any]] | None = None
 
 
 def _bert() -> nn.Module:
@@ -116,6 +118,54 @@ def _llama_plan() -> dict[str, Any]:
     return {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
 
 
+def _bert_sequence_plan() -> dict[str, Any]:
+    """Embeddings and the head are whole on every rank: the embeddings tell the attention masks their length."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    layer, plan = "bert.encoder.layer.*.", _bert_plan()
+    for name in ("attention.output", "output"):
+        plan[f"{layer}{name}.dense"] = RowwiseParallel(output_layouts=Shard(1))
+        plan[f"{layer}{name}.LayerNorm"] = SequenceParallel(use_local_output=True)
+    for name in (f"{layer}attention.self", f"{layer}intermediate", "cls"):
+        plan[name] = PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+        )
+    begin = PrepareModuleInput(  # two arguments that are no hidden states follow
+        input_layouts=(Replicate(), None, None), desired_input_layouts=(Shard(1), None, None), use_local_output=True
+    )
+    return {"bert.encoder.layer.0": begin, **plan}
+
+
+def _llama_sequence_plan() -> dict[str, Any]:
+    """Embeddings are whole on every rank: they tell the positions their number."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    layer, plan = "model.layers.*.", _llama_plan()
+    plan |= {
+        f"{layer}{name}": RowwiseParallel(output_layouts=Shard(1)) for name in ("self_attn.o_proj", "mlp.down_proj")
+    }
+    norms = ("input_layernorm", "post_attention_layernorm")
+    plan |= {name: SequenceParallel(use_local_output=True) for name in ("model.norm", *(layer + n for n in norms))}
+    plan[f"{layer}self_attn"] = PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": Shard(1)},
+        desired_input_kwarg_layouts={"hidden_states": Replicate()},
+        use_local_output=True,
+    )
+    plan[f"{layer}mlp"] = PrepareModuleInput(
+        input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+    )
+    plan["lm_head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+    begin = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True)
+    return {"model.layers.0": begin, **plan}
+
+
 def _resnet_plan() -> dict[str, Any]:
     """Its last layer: torch splits no convolutions."""
     from torch.distributed.tensor import Replicate
@@ -135,7 +185,7 @@ def _in(path: str) -> Callable[[nn.Module], list[tuple[nn.Module, str]]]:
 
 
 MODELS: Mapping[str, Model] = {
-    "bert": Model(_bert, _tokens, _cross_entropy, _in("bert.encoder.layer"), _bert_plan),
-    "llama": Model(_llama, _tokens, _cross_entropy, _in("model.layers"), _llama_plan),
+    "bert": Model(_bert, _tokens, _cross_entropy, _in("bert.encoder.layer"), _bert_plan, _bert_sequence_plan),
+    "llama": Model(_llama, _tokens, _cross_entropy, _in("model.layers"), _llama_plan, _llama_sequence_plan),
     "resnet": Model(_resnet, _images, _cross_entropy, _in("resnet.encoder.stages"), _resnet_plan),
 }

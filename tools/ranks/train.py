@@ -48,7 +48,9 @@ class Case:
 
     def possible(self) -> bool:
         """Whether there is such a thing: gradients that were gathered in the graph wait for nobody."""
-        return self.variant != "accumulate" or WRAPS[self.wrap].waits is not None
+        wrap = WRAPS[self.wrap]
+        wanted = self.variant in (wrap.variants or VARIANTS) and wrap.fits(MODELS[self.model])
+        return wanted and (self.variant != "accumulate" or wrap.waits is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,11 @@ class _Trainer:
     def __init__(self, case: Case, compiled: Callable[[nn.Module], Callable[..., Any]] | None) -> None:
         self.case, self.model, self.wrap = case, MODELS[case.model], WRAPS[case.wrap]
         torch.manual_seed(0)
-        net = self.model.build()
+        mesh = self.wrap.mesh()
+        net = self.wrap.divide(self.model.build(), self.model, mesh)
         if case.variant == "checkpoint":
             _checkpoint(self.model.blocks(net))
-            if case.wrap == "simple-fsdp":  # its parameters are tensor subclasses, see docs/limits.md
-                _keep_statistics(net)
-        self.net = self.wrap.apply(net, self.model)
+        self.net = self.wrap.apply(net, self.model, mesh)
         self.run = self.net if compiled is None else compiled(self.net)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9)
 
@@ -173,12 +174,6 @@ def _train(
             trainer.restore(folder)
         losses.append(trainer.step(number))
     return [torch.stack(losses), *trainer.whole()]
-
-
-def _keep_statistics(net: nn.Module) -> None:
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
 
 
 def _checkpoint(blocks: Sequence[tuple[nn.Module, str]]) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import aotkit
 from aotkit_aot_trace import Unsupported
+
+NOT_WRITTEN_DOWN = {"verify": False}  # records that hold a mesh are for one process
+needs_ranks = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
+if dist.is_available():
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
 # Dynamo does
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -148,24 +156,41 @@ WRITES = [
 ]
 
 
+def whole(gradient: Tensor) -> Tensor:
+    full = getattr(gradient, "full_tensor", gradient.clone)()
+    assert isinstance(full, Tensor)
+    return full
+
+
 def state_after(module: nn.Module, call: Callable[[Tensor], Tensor], run: Callable[..., None]) -> list[Tensor]:
     before = [b._version for b in module.buffers()]
     run(call)
     return [
         *(b.clone() for b in module.buffers()),
-        *(torch.zeros(()) if p.grad is None else p.grad.clone() for p in module.parameters()),
+        *(torch.zeros(()) if p.grad is None else whole(p.grad) for p in module.parameters()),
         torch.tensor([b._version - v for b, v in zip(module.buffers(), before, strict=True)]),
     ]
 
 
-def compare(function: Callable[[Blocks, Tensor], Tensor], run: Callable[..., None], **options: Any) -> None:
+def double(function: Callable[[Blocks, Tensor], Tensor]) -> Blocks:
+    return Blocks(function).double()
+
+
+def compare(
+    function: Callable[[Blocks, Tensor], Tensor],
+    run: Callable[..., None],
+    make: Callable[[Callable[[Blocks, Tensor], Tensor]], Blocks] = double,
+    **options: Any,
+) -> None:
     """Buffers, their version counters and gradients after ``run``, with eager's."""
     torch.manual_seed(0)
-    module = Blocks(function).double()
-    other = copy.deepcopy(module)
+    module = make(function)
+    torch.manual_seed(0)
+    other = make(function)
     torch._dynamo.reset()
     expected = state_after(module, module, run)
-    compiled = torch.compile(other, backend="aotkit", options={"fallback": "error"}, fullgraph=True, **options)
+    chosen = {"fallback": "error", **({} if make is double else NOT_WRITTEN_DOWN)}
+    compiled = torch.compile(other, backend="aotkit", options=chosen, fullgraph=True, **options)
     got = state_after(other, compiled, run)
     for name, a, b in zip([n for n, _ in module.named_buffers()] + ["rest"] * 99, got, expected, strict=False):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
@@ -335,6 +360,69 @@ def test_a_region_that_only_some_of_the_outputs_come_from_is_refused() -> None:
     compiled = torch.compile(same, backend="aotkit", options={"fallback": "error"})
     compiled(torch.randn(7, 5))[0].backward()
     assert m.norm.num_batches_tracked == 2
+
+
+class Gathered(nn.Module):
+    """A parametrization of simple FSDP: a parameter that is spread over ranks is whole where it is used."""
+
+    def forward(self, part: Any) -> Tensor:
+        whole = part.redistribute(placements=[Replicate()])
+        assert isinstance(whole, DTensor)
+        return whole.to_local(grad_placements=[Partial("sum")])
+
+
+@pytest.fixture
+def one_rank() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def spread(m: Blocks, mesh: DeviceMesh) -> Blocks:
+    """Its parameters are tensor subclasses then; its buffers are plain tensors."""
+    for module in (m.linear, m.norm, m.instances):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+            parametrize.register_parametrization(module, name, Gathered(), unsafe=True)
+    return m
+
+
+@needs_ranks
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("function", WRITES)
+@pytest.mark.parametrize("run", [steps, two_forwards_first, two_backwards])
+def test_buffers_beside_tensor_subclasses_are_written_to_as_often_as_in_eager_mode(
+    function: Any, run: Any, one_rank: DeviceMesh
+) -> None:
+    compare(function, run, make=lambda function: spread(Blocks(function).double(), one_rank))
+
+
+@needs_ranks
+def test_with_tensor_subclasses_and_sizes_known_at_run_time(one_rank: DeviceMesh) -> None:
+    compare(moved, steps, make=lambda function: spread(Blocks(function).double(), one_rank), dynamic=True)
+
+
+@needs_ranks
+def test_a_buffer_that_is_a_tensor_subclass_is_not_written_to_in_a_region(one_rank: DeviceMesh) -> None:
+    def body(m: Blocks, x: Tensor) -> Tensor:
+        m.count.add_(1)
+        return m.linear(x).sin()
+
+    def early(m: Blocks, x: Tensor) -> Tensor:
+        return region(lambda x: body(m, x), x)
+
+    def late(m: Blocks, x: Tensor) -> Tensor:
+        y = region(lambda x: m.linear(x).sin() * m.count.to_local(), x)
+        m.count.add_(1)
+        return y
+
+    for function, reason in ((early, "inside of a tensor subclass"), (late, "written to later in the forward")):
+        torch._dynamo.reset()
+        m = spread(Blocks(function), one_rank)
+        m.count = distribute_tensor(m.count, one_rank, [Replicate()])
+        compiled = torch.compile(m, backend="aotkit", options={"fallback": "error", **NOT_WRITTEN_DOWN})
+        with pytest.raises(BackendCompilerFailed, match=reason):
+            compiled(torch.randn(7, 5))
 
 
 @pytest.mark.parametrize("function", [read_before_it_is_written, moved_by_what_is_written_later])

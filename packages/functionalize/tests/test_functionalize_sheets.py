@@ -130,8 +130,16 @@ def test_what_is_no_tensor_is_known_by_the_argument_that_holds_it() -> None:
     assert attributes[0]["label"] == Opaque(0, ("label",))
     assert attributes[1]["label"] == Opaque(1, ("a", "label"))
     assert "opaque" in str(boundary.inputs[0])
-    with pytest.raises(Unsupported, match="holds in label a Label that is neither a tensor nor an attribute"):
+    with pytest.raises(Unsupported, match="holds in label a Label that is neither a tensor nor an argument"):
         analyze(lambda x: [Sheet(x.flat * 2, Label(), "m", x.shape)], [sheet()])
+
+
+@needs_other_attributes
+def test_what_is_no_tensor_may_be_an_argument_by_itself() -> None:
+    label = Label()
+    metadata = analyze(lambda x, _, other: [Sheet(x.flat * 2, other, "m", x.shape)], [sheet(), 3, label])
+    (made,) = boundary_of(metadata).forward
+    assert made.subclass is not None and dict(made.subclass.attrs)["label"] == Opaque(2, ())
 
 
 def _unit(x: Any, unit: str) -> list[Any]:

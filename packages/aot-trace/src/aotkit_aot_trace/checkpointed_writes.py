@@ -28,6 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from aotkit_functionalize import FunctionInput, Unsupported, records
+from aotkit_functionalize.subclasses import tensors_inside
 from aotkit_functionalize.tracing import (
     below_functional_layer,
     count_data_mutations,
@@ -44,7 +45,6 @@ __all__ = [
     "is_checkpoint",
     "noting_regions",
     "refuse_own_regions",
-    "refuse_to_repeat",
     "regions_to_repeat",
     "repeat_writes",
     "run_region",
@@ -178,7 +178,8 @@ def run_region(node: Node, arguments: Sequence[Any], run: Callable[[GraphModule]
     """
     body: GraphModule = arguments[0]
     regions = _NOTED.get()
-    given = list({id(a): a for a in arguments[1:] if isinstance(a, Tensor) and is_functional(a)}.values())
+    tensors = [inner for a in arguments[1:] if isinstance(a, Tensor) for inner in tensors_inside(a)]
+    given = list({id(a): a for a in tensors if is_functional(a)}.values())
     if regions is None or not torch.is_grad_enabled() or not given:
         return run(body)
     regions.inside, was_inside = True, regions.inside
@@ -333,13 +334,17 @@ def _noting_saved_tensors(body: GraphModule, note: Callable[[], None]) -> Iterat
 
 
 def regions_to_repeat(
-    noted: Sequence[CheckpointedRegion], functions: Sequence[Sequence[Any]], inputs: Sequence[FunctionInput]
+    noted: Sequence[CheckpointedRegion],
+    functions: Sequence[Sequence[Any]],
+    inputs: Sequence[FunctionInput],
+    parts: Collection[int] = (),
 ) -> tuple[list[CheckpointedRegion], frozenset[int]]:
     """The regions that the backward computes again, and the inputs that they write to.
 
-    ``functions``: the backward functions that each differentiable output comes from. Raises :class:`Unsupported` for
-    regions that write to something else, since what it holds is needed within them, or that not all outputs come from,
-    since it depends on the caller of the backward whether they are computed again.
+    ``functions``: the backward functions that each differentiable output comes from. ``parts``: which of the inputs are
+    inside of tensor subclasses. Raises :class:`Unsupported` for regions that write to these, or to something else,
+    since what it holds is needed within them, or that not all outputs come from, since it depends on the caller of the
+    backward whether they are computed again.
     """
     index_of = {id(entered.value): entered.index for entered in inputs}
     regions = []
@@ -358,6 +363,8 @@ def regions_to_repeat(
             raise _refusal(region.node, "and only some of the graph's differentiable outputs come from it")
         if any(id(write.value) not in index_of for write in region.writes):
             raise _refusal(region.node, "and that is no input of the graph")
+        if any(index_of[id(write.value)] in parts for write in region.writes):
+            raise _refusal(region.node, "and that is inside of a tensor subclass")
         if stale:
             raise Unsupported(
                 "a checkpointed region reads a tensor that is written to later in the forward",
@@ -383,13 +390,6 @@ def refuse_own_regions(noted: NotedRegions) -> None:
             "computed once",
             "Capture it by torch.compile, or write outside of the region",
         )
-
-
-def refuse_to_repeat(noted: NotedRegions) -> None:
-    """Raise :class:`Unsupported` for a region of Dynamo's graph that writes, in a graph with tensor subclasses."""
-    for region in noted.found:
-        if region.writes:
-            raise _refusal(region.node, "in a graph with tensor subclasses")
 
 
 def repeat_writes(

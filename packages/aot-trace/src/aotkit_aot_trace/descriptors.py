@@ -203,10 +203,10 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
     forward = _forward_outputs(outer, inputs)
     tangents: list[AOTInput] = [TangentAOTInput(forward[t.forward_output]) for t in outer.tangents]
     gradients: list[AOTOutput] = [GradAOTOutput(i) for i in inputs] if metadata.is_training else []
-    written = [write.input for write in metadata.backward_writes]
-    for index in written:
-        gradients[index] = InputMutationAOTOutput(BackwardAOTInput(inputs[index]))
-    placeholders: list[AOTInput] = [*inputs, *tangents, *(BackwardAOTInput(inputs[index]) for index in written)]
+    late = {write.input: BackwardAOTInput(inputs[write.input]) for write in outer.backward_writes}
+    for index, written in late.items():
+        gradients[index] = InputMutationAOTOutput(written)
+    placeholders: list[AOTInput] = [*inputs, *tangents, *late.values()]
     results: list[AOTOutput] = [*forward, *gradients]
     if boundary is not None:
         dense_inputs = [
@@ -217,7 +217,7 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
         dense_tangents = [
             d for desc, subclass in zip(tangents, boundary.tangents, strict=True) for d in _inside(desc, subclass)
         ]
-        placeholders = [*dense_inputs, *dense_tangents]
+        placeholders = [*dense_inputs, *dense_tangents, *late.values()]
         results = _dense_results(metadata, forward, gradients)
     for node, descriptor in zip(graph.find_nodes(op="placeholder"), placeholders, strict=True):
         node.meta["desc"] = descriptor

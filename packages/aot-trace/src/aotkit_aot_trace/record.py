@@ -41,7 +41,14 @@ from aotkit_functionalize.tracing import (
 
 from . import _torch_compat as compat
 from .backward_mutated_inputs import backward_mutated_inputs, settle
-from .checkpointed_writes import noting_regions, refuse_own_regions, refuse_to_repeat, regions_to_repeat, repeat_writes
+from .checkpointed_writes import (
+    CheckpointedRegion,
+    NotedRegions,
+    noting_regions,
+    refuse_own_regions,
+    regions_to_repeat,
+    repeat_writes,
+)
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import GraphFunction, closed_over, data_dependent, not_functional
@@ -168,8 +175,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         if not forward.metadata.is_training:
             return values
         if forward.subclasses is not None:
-            refuse_to_repeat(noted)
-            return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
+            return [*values, *_subclass_gradients(forward, inputs, tracer, result, noted)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
         differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
         tangents: list[torch.Tensor] | None
@@ -179,9 +185,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         functions = _backward_functions(differentiable)
         stands_in = functools.partial(_input, tracer=tracer)
         mutated = []
-        any_write = any(region.writes for region in noted.found)
-        of_outputs = [_backward_functions([output]) for output in differentiable] if any_write else [functions]
-        regions, repeated = regions_to_repeat(noted.found, of_outputs, inputs)
+        regions, repeated = _regions_to_repeat(noted, differentiable, functions, inputs)
         if request.export is None:
             mutated = backward_mutated_inputs(inputs, forward.metadata, functions, tracer, stands_in, repeated)
         writable = {one.entered.index for one in mutated} - repeated
@@ -279,8 +283,20 @@ def _unwrap(value: Any) -> Any:
     return from_functional(value)
 
 
+def _regions_to_repeat(
+    noted: NotedRegions,
+    differentiable: Sequence[torch.Tensor],
+    functions: Sequence[Any],
+    inputs: Sequence[FunctionInput],
+    parts: Collection[int] = (),
+) -> tuple[list[CheckpointedRegion], frozenset[int]]:
+    any_write = any(region.writes for region in noted.found)
+    of_outputs = [_backward_functions([output]) for output in differentiable] if any_write else [functions]
+    return regions_to_repeat(noted.found, of_outputs, inputs, parts)
+
+
 def _subclass_gradients(
-    forward: ForwardRecord, inputs: Sequence[FunctionInput], tracer: Any, result: Recording
+    forward: ForwardRecord, inputs: Sequence[FunctionInput], tracer: Any, result: Recording, noted: NotedRegions
 ) -> list[Any]:
     """Dense gradients of a run with tensor subclasses; completes ``result.metadata`` by what they are parts of."""
     run = forward.subclasses
@@ -294,15 +310,25 @@ def _subclass_gradients(
     wanted = [i for i in inputs if i.leaf is not None]
     differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
     leaves = [i.leaf for i in wanted if i.leaf is not None]
+    functions, dense_inputs = _backward_functions(differentiable), run.dense_inputs
+    regions, repeated = _regions_to_repeat(noted, differentiable, functions, dense_inputs, run.parts)
+    stands_in = functools.partial(_input, tracer=tracer)
+    mutated = backward_mutated_inputs(dense_inputs, forward.metadata, (), tracer, stands_in, repeated)
     with _refused("the gradient cannot be recorded"), _writes_refused(inputs, ()):
-        functions = _backward_functions(differentiable)
         found, reached = _gradients(differentiable, leaves, tangents, functions, tracer, result)
     for gradient in found:
         for inside in () if gradient is None else tensors_inside(gradient):
             from_functional(inside)  # applies pending writes while that is still recorded
     by_input = {i.index: gradient for i, gradient in zip(wanted, found, strict=True)}
+    live = [_unwrap(v) for v in forward.forward_values]
+    live += [_unwrap(v) for gradient in found if gradient is not None for v in tensors_inside(gradient)]
+    memory = {one.entered.index: one.plain for one in mutated}
+    again = repeat_writes(regions, dense_inputs, memory, live, tracer)
+    writes, result.needless = settle(mutated, dense_inputs, {index: write for index, (write, _) in again.items()})
+    by_input |= {run.input_owner[index][0]: to_functional(value) for index, (_, value) in again.items()}
     with compat.untraced():
-        result.metadata, dense = run.with_gradients(forward.metadata, by_input, _by_input(reached, inputs))
+        metadata = run.with_backward_writes(forward.metadata, writes)
+        result.metadata, dense = run.with_gradients(metadata, by_input, _by_input(reached, inputs))
     return [_unwrap(gradient) for gradient in dense]
 
 

@@ -21,7 +21,17 @@ from ..aliases import carries_gradient, gradient_reaches
 from ..errors import OverlappingMutation, Unsupported
 from ..inputs import FunctionInput
 from ..metadata import GraphMetadata
-from ..records import CallContract, InputInfo, OutputInfo, OutputKind, SymbolBinding, TangentInfo, TensorMeta, ViewSpec
+from ..records import (
+    BackwardWrite,
+    CallContract,
+    InputInfo,
+    OutputInfo,
+    OutputKind,
+    SymbolBinding,
+    TangentInfo,
+    TensorMeta,
+    ViewSpec,
+)
 from ..symbols import bind_symbols, is_symbolic, tensor_meta
 from ..tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
 from ..wrap import from_functional
@@ -111,6 +121,8 @@ class SubclassRun:
         for entered in self.inputs:
             if isinstance(entered, SubclassInput):
                 look(entered.value, entered.index, ())
+            elif not entered.is_tensor and not isinstance(entered.value, torch.SymInt | int | float | bool | None):
+                found.setdefault(id(entered.value), Opaque(entered.index, ()))
         return found
 
     # -- the two contracts -----------------------------------------------------------------------------
@@ -221,13 +233,27 @@ class SubclassRun:
             if id(inner) not in self.opaque:
                 raise Unsupported(
                     f"{what} holds in {'.'.join(path)} a {type(inner).__name__} that is neither a tensor nor an "
-                    "attribute of an argument",
+                    "argument, nor an attribute of one",
                     "the records have no form for it",
-                    "Give it to the wrapper's context, or pass an argument that holds it",
+                    "Give it to the wrapper's context, or pass an argument that is or holds it",
                 )
             return self.opaque[id(inner)]
 
         return describe(value, what, plain=plain, opaque=opaque)
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """Which of the dense inputs are inside of a subclass."""
+        return frozenset(k for k, (i, _) in enumerate(self.input_owner) if i >= 0 and isinstance(self.inputs[i], SubclassInput))
+
+    def with_backward_writes(self, metadata: GraphMetadata, writes: tuple[BackwardWrite, ...]) -> GraphMetadata:
+        """``metadata`` completed by what the backward writes to, given by dense inputs that are no parts of others."""
+        if not writes:
+            return metadata
+        assert metadata.subclasses is not None and not self.parts.intersection(write.input for write in writes)
+        of_caller = tuple(replace(write, input=self.input_owner[write.input][0]) for write in writes)
+        outer = replace(metadata.subclasses.outer, backward_writes=of_caller)
+        return replace(metadata, backward_writes=writes, subclasses=replace(metadata.subclasses, outer=outer))
 
     def with_gradients(
         self,

@@ -57,7 +57,7 @@ def _emit_forward(call: SubclassCall, out: Source) -> None:
         out.add(f"{symbol.symbol} = {symbol.expression(symbol.value)}")
     _emit_alias_check(call, out)
     for name, held in {**_opaque_names(boundary.forward), **_kept_opaque(call)}.items():
-        out.add(f"{name} = x{held.input_index}.{'.'.join(map(_identifier, held.path))}")
+        out.add(f"{name} = {'.'.join([f'x{held.input_index}', *map(_identifier, held.path)])}")
     out.add(f"dense = [{', '.join(f'd{k}' for k in range(call.num_dense_inputs))}]")
     out.add("box.clear()")
     unneeded = _unneeded(call)
@@ -151,6 +151,8 @@ def _emit_backward(call: SubclassCall, out: Source) -> None:
         layouts = "".join(f"({render_tuple(m.sizes)}, {render_tuple(m.strides)}), " for m in _metas(subclass))
         given = f"{_constant(subclass, out)}, {info.forward_output}, ({layouts}), {_symbol_values(subclass)}"
         values.append(f"*_tangent_parts(box[{number}], {given})")
+    if boundary.outer.backward_writes:
+        values.append(f"*box[{first + len(boundary.tangents)}:]")
     out.add(f"dense = [{', '.join(values)}]")
     out.add("box.clear()")
     out.add("grads = run(dense)")

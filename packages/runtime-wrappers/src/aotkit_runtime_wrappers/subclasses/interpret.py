@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -88,13 +89,14 @@ def _backward(call: SubclassCall, run: BoxedCallable, box: list[Any]) -> list[An
     dense += [next(remaining) for _ in range(call.num_saved_tensors)]
     for _ in range(sum(map(len, call.witnesses))):
         next(remaining)
-    tangents = list(remaining)
+    tangents = list(itertools.islice(remaining, len(boundary.tangents)))
     check_gradient_classes(call.class_conditions, tangents)
     for tangent, info, subclass in zip(tangents, boundary.outer.tangents, boundary.tangents, strict=True):
         if subclass is None:
             dense.append(tangent)
         else:
             dense += tangent_parts(tangent, subclass, info.forward_output, _layouts(subclass, symbols), symbols)
+    dense += remaining  # inputs that the backward writes to
     grads = run(dense)
     if len(grads) != boundary.num_gradients:
         wrong_count("dense gradients", boundary.num_gradients, len(grads))
