@@ -85,6 +85,7 @@ def joined(rank, _folder):
         "joined": trained(rank),
         "apart": trained(rank, disable=["bucket-collectives"]),
         "again": trained(rank, regather=True),
+        "some": trained(rank, regather=True, regather_budget=8 * 9 * 8, disable=["bucket-collectives"]),
         "measured": trained(rank, **link),
         "link": [link["link_latency"], link["link_bandwidth"]],
     }
@@ -106,6 +107,7 @@ def test_gathers_and_reductions_of_a_layer_are_one_and_training_is_as_in_eager_m
     assert first["apart"] == [[6, 0], [0, 6]]
     assert first["joined"] == first["measured"] == [[3, 0], [0, 3]]
     assert first["again"] == [[3, 2], [0, 3]]  # nobody needs the first layer's again
+    assert first["some"] == [[6, 1], [0, 6]]  # of the two weights that the backward needs, one fits
     latency, bandwidth = first["link"]
     assert 0 < latency < 1 and bandwidth > 0
 

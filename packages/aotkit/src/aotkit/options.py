@@ -59,7 +59,8 @@ class Options:
     memory grows by no more than this share; ``None``: collectives run where the program has them.
     ``link_latency`` (seconds) and ``link_bandwidth`` (bytes per second): what a collective takes, by which they are
     overlapped, and those of one block of a model joined; :func:`.link.measure_link` gives both, equal on all ranks.
-    ``regather``: parameters that a graph gathers from all ranks are gathered again in its backward, and not kept.
+    ``regather``: parameters that a graph gathers from all ranks are gathered again in its backward, and not kept,
+    but for ``regather_budget`` bytes of them: those whose gathers take the longest for their size.
     ``compare_ranks``: at the first compile of a graph with collectives, ranks of an initialized process group compare
     the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is
     :class:`.RanksDisagree`, a :class:`.CompileError`, on every rank. ``"off"``: they don't. ``rank_timeout``: seconds
@@ -92,6 +93,7 @@ class Options:
     link_latency: float = 20e-6
     link_bandwidth: float = 4e9
     regather: bool = False
+    regather_budget: int = 0
     compare_ranks: Literal["collectives", "graphs", "off"] = "collectives"
     rank_timeout: int = 600
     share_compiles: bool = False
@@ -109,6 +111,8 @@ class Options:
                 raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
         if self.chunk_loss_bytes < 0:
             raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
+        if self.regather_budget < 0:
+            raise UnknownOption(f"option 'regather_budget' takes a number of bytes, not {self.regather_budget!r}")
         if self.overlap_memory is not None and not self.overlap_memory >= 0.0:
             raise UnknownOption(f"option 'overlap_memory' takes a share from 0.0 on, not {self.overlap_memory!r}")
         for name in ("link_latency", "link_bandwidth"):

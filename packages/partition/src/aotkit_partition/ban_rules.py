@@ -9,6 +9,7 @@ import torch
 
 from .cost import distances_from_backward, is_literal, is_view_like
 from .fusion import is_fusible
+from .gathered_parameters import regathered
 from .joint import JointGraph, can_replay
 from .options import PartitionOptions
 
@@ -23,16 +24,21 @@ class BanContext:
     recompute: list[bool]
     distance: list[int]
     far_use: list[str | None]
-    gathered: list[bool]  # parameters that are whole again, with the option ``regather``
+    gathered: list[bool]  # see :func:`regathered`
 
 
 def ban_reasons(
     joint: JointGraph, options: PartitionOptions, save: list[str | None], recompute: list[bool]
 ) -> list[str | None]:
     """For each node why the backward must not recompute it, or None."""
-    gathered = gathered_inputs(joint) if options.regather else [False] * len(joint.nodes)
     ctx = BanContext(
-        joint, options, save, recompute, distances_from_backward(joint), _far_uses(joint, options), gathered
+        joint,
+        options,
+        save,
+        recompute,
+        distances_from_backward(joint),
+        _far_uses(joint, options),
+        regathered(joint, options),
     )
     reasons = [None if joint.in_backward[index] else ban_reason(ctx, index) for index in range(len(joint.nodes))]
     _break_long_chains(ctx, reasons)
@@ -69,34 +75,6 @@ def _never_banned(ctx: BanContext, index: int) -> bool:
         or facts.is_symbolic
         or isinstance(ctx.joint.value(index), (torch.SymFloat, torch.SymBool))
     )
-
-
-def gathered_inputs(joint: JointGraph) -> list[bool]:
-    """For each node whether it gathers an input from all ranks, or is made of such gathers and of inputs by copies,
-    casts and views alone."""
-    found = [False] * len(joint.nodes)
-    plain = [node.op == "placeholder" for node in joint.nodes]
-    for index, node in enumerate(joint.nodes):
-        used, facts = joint.inputs_of[index], joint.facts[index]
-        if node.op != "call_function" or joint.in_backward[index] or not used:
-            continue
-        if not all(plain[item] or found[item] for item in used):
-            continue
-        short = str(node.target).split(".")[1] if facts.is_collective else ""
-        if short.startswith("all_gather") or (short == "wait_tensor" and found[used[0]]):
-            found[index] = True
-        elif facts.is_view or facts.is_getitem or str(node.target) in _MOVES:
-            found[index], plain[index] = any(found[item] for item in used), all(plain[item] for item in used)
-    return found
-
-
-_MOVES: tuple[str, ...] = (
-    "aten._to_copy.default",
-    "aten.clone.default",
-    "prims.convert_element_type.default",
-    "aten.cat.default",
-)
-_MOVES += ("aten.constant_pad_nd.default", "aten.split.Tensor", "aten.split_with_sizes.default")
 
 
 # Rules about correctness: they hold whatever a policy says.

@@ -65,6 +65,16 @@ class PartitionOptions:
     """What the forward gathers of inputs from all ranks (parameters of which each rank has a part) is gathered again in
     the backward, where that saves memory, and not kept. Ranks must partition the same graph with the same options."""
 
+    regather_budget: int = 0
+    """With ``regather``: so many bytes of what is gathered are kept all the same, those whose gathers take the longest;
+    see :mod:`gathered_parameters`."""
+
+    link_latency: float = 20e-6
+    """Seconds that a gather takes whatever its size."""
+
+    link_bandwidth: float = 4e9
+    """Bytes per second between ranks."""
+
     ban_reductions: bool = True
     """Never recompute an op whose output is a quarter of its inputs or less."""
 
@@ -116,9 +126,12 @@ class PartitionOptions:
             raise InvalidOptionError(
                 f"unmaterialized_factor is {self.unmaterialized_factor}; give a factor of 1 or more."
             )
-        for name in ("max_fusible_chain", "max_distance", "chunk_loss_bytes"):
+        for name in ("max_fusible_chain", "max_distance", "chunk_loss_bytes", "regather_budget"):
             if getattr(self, name) < 0:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
+        for name in ("link_latency", "link_bandwidth"):
+            if not 0.0 < getattr(self, name) < float("inf"):
+                raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a number above 0.")
         if not 0.0 <= self.budget <= 1.0:
             raise InvalidOptionError(f"memory_budget is {self.memory_budget}; give a share from 0 to 1.")
         for name, known in (("knapsack", KNAPSACKS), ("runtime", RUNTIMES), ("details", DETAILS)):
@@ -148,4 +161,4 @@ class PartitionOptions:
         return _FORMAT.from_text(text)
 
 
-_FORMAT = Format(PartitionOptions, "aotkit partition options", 2, error=InvalidOptionError)
+_FORMAT = Format(PartitionOptions, "aotkit partition options", 3, error=InvalidOptionError)

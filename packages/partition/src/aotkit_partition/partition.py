@@ -21,6 +21,7 @@ from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
 from .extensions import Extensions
 from .extract import extract
+from .gathered_parameters import gather_decisions
 from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
@@ -247,6 +248,7 @@ def _report(
 ) -> PartitionReport:
     estimator = extensions.estimator(options)
     report = make_report(joint, plan, decision, estimator)
+    report = replace(report, gathers=gather_decisions(joint, plan, options))
     if options.details == "decisions":
         return report
     report = add_memory(report, joint, plan, options.recompute_late)

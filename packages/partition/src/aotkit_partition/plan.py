@@ -14,7 +14,7 @@ from .cost import is_free
 from .errors import InfeasiblePartitionError, InvalidJointGraphError
 from .joint import JointGraph, written_arguments
 from .schedule import backward_order
-from .timeline import MemoryTimeline, Program, Step, node_storages, simulate
+from .timeline import MemoryTimeline, Program, Step, node_storages, simulate, waits_for_collective
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 
@@ -238,6 +238,7 @@ def joint_steps(joint: JointGraph) -> list[Step]:
                 node.name,
                 [used for used in joint.inputs_of[index] if not stands_alone(joint, used)],
                 node_storages(node, joint.value(index)),
+                waits_for_collective(node),
             )
             for index, node in enumerate(joint.nodes)
         ]

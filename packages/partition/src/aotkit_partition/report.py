@@ -15,6 +15,7 @@ from .cost import is_free, is_view_like
 from .decide import Decision
 from .default import default_saved_values
 from .errors import GraphFormatError, InfeasiblePartitionError
+from .gathered_parameters import GatherDecision
 from .joint import JointGraph, value_bytes
 from .peak import Choice, plan_bytes, plan_seconds
 from .plan import Plan, make_plan, simulate_plan
@@ -74,6 +75,7 @@ class PartitionReport:
     """The decisions of one partition.
 
     Attributes:
+        gathers: what becomes of each parameter that the forward gathers from all ranks.
         timeline: memory over forward, loss and backward (``details="memory"`` and above).
         before: the same without recomputation: the default partition.
         front: the plans worth choosing from, by rising peak (``details="front"``, or strategy ``min-peak``).
@@ -86,6 +88,7 @@ class PartitionReport:
     cut_cost: float
     num_forward_ops: int
     num_backward_ops: int
+    gathers: tuple[GatherDecision, ...] = ()
     timeline: MemoryTimeline | None = None
     before: MemoryTimeline | None = None
     front: tuple[FrontPoint, ...] = ()
@@ -141,10 +144,19 @@ class PartitionReport:
                 f"  {op.name:<28} {format_bytes(op.bytes):>10}  {op.op:<28} {op.seconds * 1e6:8.1f} us  {op.source}"
                 for op in work
             ),
+            *_gather_lines(self),
             "not recomputed because:",
             *(f"  {ban.name:<28} {ban.op:<28} {ban.reason}" for ban in self.bans),
         ]
         return "\n".join(lines)
+
+
+def _gather_lines(report: PartitionReport) -> list[str]:
+    rows = [
+        f"  {', '.join(one.inputs):<28} {format_bytes(one.bytes):>10}  {one.seconds * 1e6:8.1f} us  {one.reason}"
+        for one in report.gathers
+    ]
+    return ["gathered from all ranks:", *rows] if rows else []
 
 
 def _memory_lines(report: PartitionReport) -> list[str]:
@@ -166,7 +178,7 @@ def _memory_lines(report: PartitionReport) -> list[str]:
     return lines
 
 
-_FORMAT = Format(PartitionReport, "aotkit partition report", 2, error=GraphFormatError)
+_FORMAT = Format(PartitionReport, "aotkit partition report", 3, error=GraphFormatError)
 
 
 def format_bytes(count: float) -> str:

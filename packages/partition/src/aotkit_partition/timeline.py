@@ -91,12 +91,16 @@ _FORMAT = Format(MemoryTimeline, "aotkit memory timeline", 2, error=GraphFormatE
 
 @dataclass(slots=True)
 class Step:
-    """One node to run: its key, the keys of its arguments, and the (storage, bytes) pairs of its result."""
+    """One node to run: its key, the keys of its arguments, and the (storage, bytes) pairs of its result.
+
+    ``waits``: for a collective, and its result is what it waited for, though fake values know of no such thing.
+    """
 
     key: Hashable
     name: str
     inputs: Sequence[Hashable]
     storages: Sequence[tuple[Hashable, int]]
+    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -132,6 +136,8 @@ class _Simulation:
                 for piece in pieces.values():
                     last[piece] = clock
             own: dict[Hashable, int] = {}
+            if step.waits:
+                known.update(zip((storage for storage, _ in step.storages), list(known.values()), strict=False))
             for storage, size in step.storages:
                 if storage in known:
                     own[storage] = known[storage]
@@ -207,6 +213,11 @@ def node_storages(node: torch.fx.Node, value: Any, symbol_fallback: int = 4096) 
     return [((node, storage), size) for storage, size in found] if copied else found
 
 
+def waits_for_collective(node: torch.fx.Node) -> bool:
+    """Whether the node gives back its argument, once a collective has written to it."""
+    return node.op == "call_function" and str(node.target) == "_c10d_functional.wait_tensor.default"
+
+
 def simulate_modules(
     forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_fwd_outputs: int, device: str | None = None
 ) -> MemoryTimeline:
@@ -248,7 +259,7 @@ class _Graph:
         self.returned = list(nodes[-1].args[0])
 
     def steps(self, nodes: Iterable[torch.fx.Node]) -> list[Step]:
-        return [Step(node, node.name, node.all_input_nodes, self._storages(node)) for node in nodes]
+        return [Step(n, n.name, n.all_input_nodes, self._storages(n), waits_for_collective(n)) for n in nodes]
 
     def _storages(self, node: torch.fx.Node) -> list[tuple[Hashable, int]]:
         value = _value(node)

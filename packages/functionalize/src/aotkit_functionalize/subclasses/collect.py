@@ -244,7 +244,9 @@ class SubclassRun:
     @property
     def parts(self) -> frozenset[int]:
         """Which of the dense inputs are inside of a subclass."""
-        return frozenset(k for k, (i, _) in enumerate(self.input_owner) if i >= 0 and isinstance(self.inputs[i], SubclassInput))
+        return frozenset(
+            k for k, (i, _) in enumerate(self.input_owner) if i >= 0 and isinstance(self.inputs[i], SubclassInput)
+        )
 
     def with_backward_writes(self, metadata: GraphMetadata, writes: tuple[BackwardWrite, ...]) -> GraphMetadata:
         """``metadata`` completed by what the backward writes to, given by dense inputs that are no parts of others."""
