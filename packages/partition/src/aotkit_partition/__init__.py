@@ -7,7 +7,8 @@
     print(partition(joint, num_fwd_outputs=1).report)
 
 Modules that are public by name, too: ``activation_offload``, ``chunk_losses``, ``donated_buffers``, ``errors``,
-``graph_text``, ``measure``, ``missing_tangents``, ``one_graph``, ``plots``, ``runtime_estimate`` and ``timeline``.
+``graph_text``, ``measure``, ``missing_tangents``, ``one_graph``, ``plots``, ``runtime_estimate``, ``timeline`` and
+``transfers``.
 """
 
 from .__about__ import __version__

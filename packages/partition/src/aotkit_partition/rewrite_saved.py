@@ -38,12 +38,19 @@ class ActivationCodec:
         encode: from a node of the forward to the nodes to save.
         decode: from the saved nodes and the original value's description to the value in the backward.
         lead: how many ops of the backward before its first use a value is decoded.
+        settle: where encoding only starts: from the node and what ``encode`` gave to the nodes to save.
+        lag: how many ops of the forward behind ``encode`` that is done.
+        arrive: where decoding only starts: from the saved nodes and what ``decode`` gave to the value, done right
+            before its first use.
     """
 
     kind: str
     encode: Callable[[Emit, torch.fx.Node], Sequence[torch.fx.Node]]
     decode: Callable[[Emit, Sequence[torch.fx.Node], torch.Tensor], torch.fx.Node]
     lead: Callable[[torch.fx.Node, Sequence[torch.fx.Node]], int]
+    settle: Callable[[Emit, torch.fx.Node, Sequence[torch.fx.Node]], Sequence[torch.fx.Node]] | None = None
+    lag: Callable[[torch.fx.Node, Sequence[torch.fx.Node]], int] = lambda part, behind: 0
+    arrive: Callable[[Emit, Sequence[torch.fx.Node], torch.fx.Node], torch.fx.Node] | None = None
 
 
 def recode(result: Partition, names: Sequence[str], codec: ActivationCodec) -> Partition:
@@ -58,7 +65,7 @@ def recode(result: Partition, names: Sequence[str], codec: ActivationCodec) -> P
     for name in names:
         at = result.num_fwd_outputs + saved.index(name)
         source = returned[at]
-        parts = codec.encode(_emitter(forward.graph, _after_tuples(source)), source)
+        parts = _encode(forward.graph, source, codec)
         returned[at : at + 1] = parts
         saved[saved.index(name) : saved.index(name) + 1] = [part.name for part in parts]
         if isinstance(described, list):
@@ -140,6 +147,16 @@ def _after_tuples(node: torch.fx.Node) -> torch.fx.Node:
     return following
 
 
+def _encode(graph: torch.fx.Graph, source: torch.fx.Node, codec: ActivationCodec) -> Sequence[torch.fx.Node]:
+    parts = codec.encode(_emitter(graph, _after_tuples(source)), source)
+    if codec.settle is None:
+        return parts
+    body = [node for node in graph.nodes if node.op != "output"]
+    behind = body[body.index(parts[-1]) + 1 :]
+    last = [parts[-1], *behind][codec.lag(parts[0], behind)]
+    return codec.settle(_emitter(graph, _after_tuples(last)), source, parts)
+
+
 def _decode(
     backward: torch.fx.GraphModule, placeholder: torch.fx.Node, parts: Sequence[torch.fx.Node], codec: ActivationCodec
 ) -> None:
@@ -154,6 +171,9 @@ def _decode(
     first = next(place for place, node in enumerate(body) if node in placeholder.users)
     start = max(0, first - codec.lead(parts[0], body[:first]))
     anchor = body[start].prev
+    before_use = body[first].prev
     decoded = codec.decode(_emitter(graph, anchor), given, value)
+    if codec.arrive is not None:
+        decoded = codec.arrive(_emitter(graph, decoded if start == first else before_use), given, decoded)
     placeholder.replace_all_uses_with(decoded)
     graph.erase_node(placeholder)
