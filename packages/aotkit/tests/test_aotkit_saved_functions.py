@@ -130,6 +130,38 @@ def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
     assert not {name for name in new if name.startswith(COMPILERS)}
 
 
+def test_modules_that_dynamo_reads_under_its_own_names_are_found_by_torchs_loader(python: Any) -> None:
+    """Dynamo makes an OrderedDict by a name for ``collections`` that torch's file does not explain."""
+    records = """
+        from collections import OrderedDict
+        def f(x):
+            found = OrderedDict()
+            found["twice"], found["sum"] = x * 2, x.sum()
+            return found
+        """
+    python(f"open('records.py', 'w').write({textwrap.dedent(records)!r}); print('[]')")
+    python(
+        """
+        import torch, aotkit, records
+        compiled = aotkit.saved.compile_to_save(records.f, (torch.ones(3, requires_grad=True),))
+        compiled.save_compiled_function("records.pt")
+        print("[]")
+        """
+    )
+    kind, twice, gradient = python(
+        """
+        import json, torch, aotkit, records
+        with open("records.pt", "rb") as file:
+            loaded = torch.compiler.load_compiled_function(file, f_globals=vars(records))
+        x = torch.full((3,), 5.0, requires_grad=True)
+        found = loaded(x)
+        found["sum"].backward()
+        print(json.dumps([type(found).__name__, found["twice"].tolist(), x.grad.tolist()]))
+        """
+    )
+    assert (kind, twice, gradient) == ("OrderedDict", [10.0] * 3, [1.0] * 3)
+
+
 @needs_defaults
 @pytest.mark.parametrize("call", [TORCHS, OURS], ids=["aot_compile", "compile_to_save"])
 def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits(python: Any, call: str) -> None:

@@ -26,6 +26,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from aotkit_cache import Uncacheable, environment_parts
 from aotkit_inductor_lower.targets.cpu import host_machine
 
+from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
 from ..options import Options
 from .custom_ops import TORCHS_OWN
 from .guards import Names
@@ -53,6 +54,8 @@ _HIGHER_ORDER = frozenset(
         *("autograd_function_apply", "wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap_activation_checkpoint"),
     )
 )
+# They take a kernel, and what it is given, by their places in a table of this process.
+_LAUNCHERS = frozenset(("higher_order.triton_kernel_wrapper_mutation", "higher_order.triton_kernel_wrapper_functional"))
 # A collective names its group, and the size of it where that decides anything.
 _KNOWN_OPERATORS = TORCHS_OWN | {"_c10d_functional", "_c10d_functional_autograd"}
 _MODULES = frozenset({"torch", "_operator", "operator", "math", "builtins", "_functools"})
@@ -89,7 +92,10 @@ class _Writer:
             else:
                 name = yield from self._attribute(node, attributes, indent)
             args = ", ".join([self._text(a, numbers, node) for a in node.args]) if op != "placeholder" else ""
-            kwargs = "".join(f", {k}={self._text(v, numbers, node)}" for k, v in sorted(node.kwargs.items()))
+            launched = _launched(node) if name in _LAUNCHERS else {}
+            kwargs = "".join(
+                f", {k}={launched.get(k) or self._text(v, numbers, node)}" for k, v in sorted(node.kwargs.items())
+            )
             meta = "".join(f" {key}={node.meta[key]!r}" for key in _META if node.meta.get(key) is not None)
             yield f"{indent}%{number} = {name}({args}{kwargs}){meta}"
 
@@ -121,8 +127,9 @@ class _Writer:
                 )
             return f"{target} {self.allowed.get(name.replace('::', '.'), '')}".rstrip()
         if isinstance(target, HigherOrderOperator):
-            if target.name() in _HIGHER_ORDER:
-                return f"higher_order.{target.name()}"
+            name = f"higher_order.{target.name()}"
+            if target.name() in _HIGHER_ORDER or name in _LAUNCHERS:
+                return name
             raise Uncacheable(f"node {node.name} calls the higher-order operator {target.name()}, which is not cached")
         known = _function_name(target)
         if known is not None and known in self.allowed:
@@ -159,6 +166,18 @@ class _Writer:
         raise Uncacheable(
             f"node {node.name} has an argument of type {kind.__module__}.{kind.__qualname__}, which has no text"
         )
+
+
+def _launched(node: torch.fx.Node) -> dict[str, str]:
+    """What stands for the places of the kernel that a call launches; see Note [Triton kernels of a user's own]."""
+    table, given = table_of_kernels(), dict(node.kwargs)
+    try:
+        return {
+            "kernel_idx": repr(kernel_name(table.get_kernel(given["kernel_idx"]))),
+            "constant_args_idx": constants_to_json(table.get_constant_args(given["constant_args_idx"])),
+        }
+    except NoKernelText as error:
+        raise Uncacheable(f"node {node.name}: {error}, which has no text") from error
 
 
 def _hash_of(function: Any, node: torch.fx.Node) -> str:

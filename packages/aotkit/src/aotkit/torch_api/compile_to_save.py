@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,12 +62,23 @@ def compile_to_save(
     if not isinstance(graph, SavedByTorch):
         raise CompileError(f"torch made a {type(graph).__name__} of what was compiled, which can't be saved")
     graph.identities = tuple(kept.rows)
+    _name_modules(compiled._artifacts.runtime_env, compiled._extra_globals or {})
     return compiled
 
 
 def call_module(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What is compiled of a module: a call of it, its hooks included."""
     return module(*args, **kwargs)
+
+
+def _name_modules(runtime: Any, namespace: Mapping[str, Any]) -> None:
+    """Tell torch's file from where the modules are that Dynamo put among the function's global variables. They are
+    called by their address in this process, and torch writes those of one kind only: its loader would miss the others.
+    """
+    for name in runtime.external_refs:
+        value = namespace.get(name)
+        if isinstance(value, types.ModuleType) and name.startswith("___module_"):
+            runtime.import_sources.setdefault(name, value.__name__)
 
 
 class _KeptGuards:

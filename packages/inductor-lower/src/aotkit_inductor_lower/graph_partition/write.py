@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..launch_plan.functions import function_name
+from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
+from ..launch_plan.functions import LAUNCHERS, function_name
 from ..launch_plan.parts import (
     Argument,
     Body,
@@ -17,8 +18,11 @@ from ..launch_plan.parts import (
     CallPart,
     Complex,
     ConstantOf,
+    KernelConstants,
+    KernelOf,
     Named,
     OuterPlan,
+    Pairs,
     Part,
     PartitionedProgram,
     Plain,
@@ -87,7 +91,9 @@ class _Writer:
         if target is None:
             shown = getattr(node.target, "__qualname__", None) or node.target
             raise NoText(f"{node.name} calls {shown}, which no other process finds by its name")
-        kwargs = tuple((name, self._argument(value, values)) for name, value in node.kwargs.items())
+        given = dict(node.kwargs)
+        launched = _launch(node) if isinstance(node.target, torch._ops.HigherOrderOperator) else {}
+        kwargs = tuple((name, launched.get(name) or self._argument(value, values)) for name, value in given.items())
         return CallFunction(target, tuple(self._argument(a, values) for a in node.args), kwargs)
 
     def _argument(self, value: Any, values: dict[Node, Argument]) -> Argument:
@@ -112,6 +118,8 @@ class _Writer:
         if isinstance(value, tuple | list):
             sort: Any = "tuple" if isinstance(value, tuple) else "list"
             return Several(sort, tuple(self._argument(item, values) for item in value))
+        if isinstance(value, dict) and all(type(key) is str for key in value):
+            return Pairs(tuple((key, self._argument(item, values)) for key, item in value.items()))
         raise NoText(f"an argument is a {kind.__module__}.{kind.__qualname__}")
 
     def _attribute(self, module: GraphModule, target: str) -> Argument:
@@ -150,6 +158,20 @@ class _Writer:
             self.constants[known] = tensor
             self._constant_names[id(tensor)] = known
         return known
+
+
+def _launch(node: Node) -> dict[str, Argument]:
+    """What stands for the places in torch's table of kernels that a call which launches one takes."""
+    target: Any = node.target
+    if target.name() not in LAUNCHERS:
+        return {}
+    table, given = table_of_kernels(), dict(node.kwargs)
+    try:
+        kernel = kernel_name(table.get_kernel(given["kernel_idx"]))
+        constants = constants_to_json(table.get_constant_args(given["constant_args_idx"]))
+    except NoKernelText as error:
+        raise NoText(f"{node.name}: {error}") from error
+    return {"kernel_idx": KernelOf(kernel), "constant_args_idx": KernelConstants(constants)}
 
 
 def _number(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool | int | float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-__all__ = ["CALLERS", "find_function", "find_operator", "function_name"]
+__all__ = ["CALLERS", "LAUNCHERS", "find_function", "find_operator", "function_name"]
 
 CALLERS = frozenset(("cond", "while_loop", "while_loop_stack_output", "invoke_subgraph", "scan", "map_impl"))
 """Higher-order operators that call the functions they are given, on tensors like the ones these were traced with.
@@ -20,6 +20,11 @@ Others (flex attention) look into them, or trace them once more."""
 
 # These take an operator instead of a function.
 _WITH_OPERATORS = frozenset(("with_effects",))
+
+LAUNCHERS = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
+"""Higher-order operators that launch a Triton kernel of the user's own, which they take by its place in a table."""
+
+_NAMED = CALLERS | _WITH_OPERATORS | LAUNCHERS
 
 # Python's functions that tracing leaves on sizes and numbers, and what takes a result apart.
 _OPERATORS = (
@@ -52,7 +57,7 @@ def function_name(function: Any) -> str | None:
     if isinstance(function, OpOverload):
         return str(function)
     if isinstance(function, HigherOrderOperator):
-        return f"higher_order.{function.name()}" if function.name() in CALLERS | _WITH_OPERATORS else None
+        return f"higher_order.{function.name()}" if function.name() in _NAMED else None
     try:
         return _NAMES.get(function)
     except TypeError:  # not hashable
@@ -67,10 +72,16 @@ def find_function(name: str) -> Callable[..., Any]:
     home, _, rest = name.partition(".")
     if home != "higher_order":
         return find_operator(name)
-    found = getattr(torch.ops.higher_order, rest, None) if rest in CALLERS | _WITH_OPERATORS else None
+    found = _higher_order(rest) if rest in _NAMED else None
     if not isinstance(found, HigherOrderOperator):
         raise LookupError(f"this torch has no higher-order operator {rest!r} that a plan may call")
     return found
+
+
+def _higher_order(name: str) -> Any:
+    if name in LAUNCHERS:
+        import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401  (registers them)
+    return getattr(torch.ops.higher_order, name, None)
 
 
 def find_operator(name: str) -> OpOverload:

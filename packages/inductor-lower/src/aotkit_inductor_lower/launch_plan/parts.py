@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from .._records import Format
+from .._user_kernels import KernelName
 from .codec import compiled_from_raw, compiled_to_raw
 from .layout import Layout
 from .records import CompiledProgram
@@ -35,8 +36,11 @@ __all__ = [
     "CallPart",
     "Complex",
     "ConstantOf",
+    "KernelConstants",
+    "KernelOf",
     "Named",
     "OuterPlan",
+    "Pairs",
     "Part",
     "PartitionedProgram",
     "Plain",
@@ -103,6 +107,27 @@ class Several(Argument):
 
     kind: Literal["tuple", "list", "slice"]
     items: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Argument):
+    """A dict whose keys are words."""
+
+    items: tuple[tuple[str, Argument], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOf(Argument):
+    """The place, in torch's table, of a Triton kernel of the user's own; see Note [Triton kernels of a user's own]."""
+
+    kernel: KernelName
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConstants(Argument):
+    """The place, in torch's table, of what a Triton kernel is given beside tensors and sizes, which is this ``text``."""
+
+    text: str
 
 
 class Step:
@@ -239,7 +264,7 @@ _FORMAT = Format(
     PartitionedProgram,
     "aotkit program in parts",
     1,
-    members={Argument: (ValueOf, BodyOf, ConstantOf, Plain, Complex, Named, Several), Step: (CallFunction, CallPart)},
+    members={Argument: (ValueOf, BodyOf, ConstantOf, Plain, Complex, Named, Several, Pairs, KernelOf, KernelConstants), Step: (CallFunction, CallPart)},
     own={torch.dtype: _DtypeForm(), CompiledProgram | PartitionedProgram: _PROGRAM},
 )
 
@@ -293,6 +318,9 @@ class _Check:
         elif isinstance(argument, Several):
             self._that(argument.kind != "slice" or len(argument.items) == 3, f"{where} has a slice of other than three")
             for item in argument.items:
+                self._argument(item, values, bodies, where)
+        elif isinstance(argument, Pairs):
+            for _, item in argument.items:
                 self._argument(item, values, bodies, where)
 
     def _that(self, holds: bool, what: str) -> None:

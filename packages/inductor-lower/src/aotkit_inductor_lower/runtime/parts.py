@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._user_kernels import KernelName, constants_from_json, find_kernel, table_of_kernels
 from ..errors import BindError
 from ..launch_plan.functions import find_function, find_operator
 from ..launch_plan.parts import (
@@ -21,8 +22,11 @@ from ..launch_plan.parts import (
     CallPart,
     Complex,
     ConstantOf,
+    KernelConstants,
+    KernelOf,
     Named,
     OuterPlan,
+    Pairs,
     Part,
     PartitionedProgram,
     Plain,
@@ -203,6 +207,8 @@ class _Writer:
             return f"[{items}]" if argument.kind == "list" else f"({items}{',' if len(argument.items) == 1 else ''})"
         if isinstance(argument, Several):
             return f"{self._name(slice)}({', '.join(map(self._text, argument.items))})"
+        if isinstance(argument, Pairs):
+            return f"{{{', '.join(f'{self._name(key)}: {self._text(item)}' for key, item in argument.items)}}}"
         return self._name(self._value(argument))
 
     def _value(self, argument: Argument) -> Any:
@@ -214,6 +220,10 @@ class _Writer:
             return self.binder.constants[argument.name]
         if isinstance(argument, Complex):
             return complex(argument.real, argument.imag)
+        if isinstance(argument, KernelOf):
+            return _found(_kernel_place, argument.kernel)
+        if isinstance(argument, KernelConstants):
+            return _found(_constants_place, argument.text)
         assert isinstance(argument, Named)
         if argument.kind == "operator":
             return _found(find_operator, argument.name)
@@ -237,7 +247,15 @@ def _named(kind: str) -> Callable[[str], Any]:
     return find
 
 
-def _found(find: Callable[[str], Any], name: str) -> Any:
+def _kernel_place(name: KernelName) -> int:
+    return table_of_kernels().add_kernel(find_kernel(name))  # type: ignore[no-any-return]
+
+
+def _constants_place(text: str) -> int:
+    return table_of_kernels().add_constant_args(constants_from_json(text))  # type: ignore[no-any-return]
+
+
+def _found(find: Callable[[Any], Any], name: Any) -> Any:
     try:
         return find(name)
     except (LookupError, RuntimeError) as error:
@@ -257,3 +275,5 @@ def _values_in(arguments: Sequence[Argument]) -> Iterator[int]:
             yield argument.number
         elif isinstance(argument, Several):
             yield from _values_in(argument.items)
+        elif isinstance(argument, Pairs):
+            yield from _values_in([item for _, item in argument.items])

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _PyTreeCodeGen
 
 from .._torch_compat import lazy_graph_module, new_fake_mode, without_modes
+from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
 from ..errors import GraphFormatError, UnserializableGraphError
 from .node_meta import MetaReader, MetaWriter
 from .symbols import SymbolReader, SymbolWriter
@@ -104,8 +105,8 @@ def load_graph(
         )
     if document["process"] not in (None, _PROCESS):
         raise GraphFormatError(
-            "the graph calls user-defined Triton kernels, which it names by their place in a table of the process that "
-            "wrote it. Trace it again in this process."
+            "the graph calls user-defined Triton kernels that read what has no text, so it names them by their place in "
+            "a table of the process that wrote it. Trace it again in this process."
         )
     mode = fake_mode if fake_mode is not None else new_fake_mode()
     # In the middle of a compile fake and proxy modes are active; they would see (and slow down) every tensor made here.
@@ -172,6 +173,8 @@ class _GraphWriter:
             row["args"] = [self._values.write(argument) for argument in node.args]
         if node.kwargs:
             row["kwargs"] = {name: self._values.write(argument) for name, argument in node.kwargs.items()}
+        if row.get("target") in PROCESS_LOCAL_TARGETS:
+            self._name_kernel(node, row["kwargs"])
         if "val" in node.meta:
             row["val"] = self._tensors.write(node.meta["val"], node.name)
         kept = self.meta.write(node)
@@ -183,8 +186,19 @@ class _GraphWriter:
         name = self._targets.get(node.target)
         if name is None:
             name = self._targets[node.target] = target_name(node.target, self._extra_targets, node.name)
-            self.process_local = self.process_local or name in PROCESS_LOCAL_TARGETS
         return name
+
+    def _name_kernel(self, node: torch.fx.Node, row: dict[str, Any]) -> None:
+        """See Note [Triton kernels of a user's own]; where one has no name, the text is for this process."""
+        table = table_of_kernels()
+        try:
+            kernel = kernel_name(table.get_kernel(row["kernel_idx"]))
+            constants = constants_to_json(table.get_constant_args(row["constant_args_idx"]))
+        except NoKernelText:
+            self.process_local = True
+            return
+        row["kernel_idx"] = {"kernel": [kernel.module, kernel.name, kernel.digest, kernel.configs]}
+        row["constant_args_idx"] = {"kernel_constants": constants}
 
     def _attribute(self, gm: torch.fx.GraphModule, node: torch.fx.Node, written: dict[str, Any]) -> None:
         path = str(node.target)

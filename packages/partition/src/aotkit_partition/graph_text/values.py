@@ -16,6 +16,7 @@ import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .._user_kernels import KernelName, constants_from_json, find_kernel, table_of_kernels
 from ..errors import GraphFormatError, UnserializableGraphError
 from .symbols import SymbolReader, SymbolWriter
 from .targets import find_target, target_name
@@ -119,6 +120,20 @@ class ValueReader:
         return self._symbols.read(body)
 
 
+def _kernel(body: list[str]) -> int:
+    try:
+        return table_of_kernels().add_kernel(find_kernel(KernelName(*body)))  # type: ignore[no-any-return]
+    except LookupError as error:
+        raise GraphFormatError(f"{error}. Trace the graph again.") from error
+
+
+def _kernel_constants(body: str) -> int:
+    try:
+        return table_of_kernels().add_constant_args(constants_from_json(body))  # type: ignore[no-any-return]
+    except LookupError as error:
+        raise GraphFormatError(f"{error}. Trace the graph again.") from error
+
+
 def _torch_constant(body: str, kind: type) -> Any:
     found = getattr(torch, body, None)
     if not isinstance(found, kind):
@@ -138,6 +153,8 @@ _READERS: Mapping[str, Callable[[ValueReader, Any], Any]] = {
     "memory_format": lambda reader, body: _torch_constant(body, torch.memory_format),
     "device": lambda reader, body: torch.device(body),
     "complex": lambda reader, body: complex(reader.read(body[0]), reader.read(body[1])),
+    "kernel": lambda reader, body: _kernel(body),
+    "kernel_constants": lambda reader, body: _kernel_constants(body),
     "ellipsis": lambda reader, body: Ellipsis,
     "checkpoint_policy": lambda reader, body: CheckpointPolicy[body],
 }
