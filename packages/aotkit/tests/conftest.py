@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -183,3 +184,58 @@ def _compare(eager: dict[str, Any], ours: dict[str, Any], lone_view: bool) -> No
         else:
             assert got == want, f"{name}: {want} in eager mode, {got} compiled"
     assert ours.keys() == eager.keys()
+
+
+class NoDevice:
+    """Stands for the driver of a device, as far as compiling for it asks."""
+
+    def get_current_target(self) -> Any:
+        """A Hopper device."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where tensors are."""
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """Runs a candidate once; the last one wins."""
+        seconds = itertools.count(1e6, -1)
+
+        def measure(call: Callable[[], None], quantiles: Any = None) -> list[float]:
+            call()
+            return [next(seconds)] * 3
+
+        return measure
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, tuple[int, ...], dict[str, Any]]]]:
+    """Triton's interpreter runs what would be launched on a device; what was launched: kernel, grid, and settings given
+    by name."""
+    triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+    import torch.utils._triton
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    found: list[tuple[str, tuple[int, ...], dict[str, Any]]] = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **settings: Any) -> None:
+        named = {**dict(zip(self.arg_names, args, strict=False)), **settings}
+        count = grid(named) if callable(grid) else grid
+        found.append((self.__name__, tuple(int(n) for n in count), settings))
+        own = {name: value for name, value in settings.items() if name in self.arg_names}
+        InterpretedFunction(self.fn)[count](*args, **own)
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        return InterpretedFunction(self.fn)(*args, **named)
+
+    monkeypatch.delenv("AOTKIT_VERIFY", raising=False)  # kernels live in this process only
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(JITFunction, "__call__", call)
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda **_: True)
+    monkeypatch.setattr(triton.runtime.driver, "_active", NoDevice())
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()

@@ -76,7 +76,7 @@ def kernel_name(kernel: Any) -> KernelName:
 def find_kernel(name: KernelName) -> Any:
     """The kernel of this process that says what the one of that name said. Raises ``LookupError`` without one."""
     same_name = False
-    for kernel in [*table_of_kernels().id_to_kernel.values(), *_of_module(name)]:
+    for kernel in filter(_is_kernel, [*table_of_kernels().id_to_kernel.values(), *_of_module(name)]):
         function = _innermost(kernel).fn
         if (function.__module__, function.__qualname__) != (name.module, name.name):
             continue
@@ -94,6 +94,8 @@ def find_kernel(name: KernelName) -> Any:
 
 def kernel_text(kernel: Any) -> str:
     """All that a kernel says. Raises :class:`NoKernelText` where it reads what has no text."""
+    if not _is_kernel(kernel):
+        raise NoKernelText(f"a graph launches a {_kind(kernel)}")
     return "\n".join([f"triton {importlib.metadata.version('triton')}", *_Text(set()).kernel(kernel)])
 
 
@@ -136,15 +138,14 @@ def _plain_configs(kernel: Any) -> str:
 
 
 def _of_module(name: KernelName) -> Iterator[Any]:
-    """What stands under the name in its module, if that is imported, and with the configurations around it."""
-    found: Any = sys.modules.get(name.module)
+    """The kernels in its module, if that is imported, and the one of its name with the configurations around it."""
+    module = sys.modules.get(name.module)
+    found: Any = module
     for part in name.name.split("."):
         found = getattr(found, part, None)
-    if not hasattr(found, "fn"):
-        return
-    yield found
+    yield from [found, *vars(module).values()] if module is not None else []
     triton = sys.modules.get("triton")
-    if name.configs and triton is not None:
+    if name.configs and triton is not None and _is_kernel(found):
         rows, keys = json.loads(name.configs)
         configs = [
             triton.Config(
@@ -231,7 +232,7 @@ class _Text:
         elif _has_text(value):
             yield f"{name} {_plain_text(value)}"
         else:
-            raise NoKernelText(f"a Triton kernel reads {name}, a {type(value).__module__}.{type(value).__qualname__}")
+            raise NoKernelText(f"a Triton kernel reads {name}, a {_kind(value)}")
 
     def _python(self, name: str, function: Any) -> Iterator[str]:
         """A function that runs in Python: its code, and the variables of enclosing functions that it reads."""
@@ -239,7 +240,7 @@ class _Text:
             yield f"{name} None"
             return
         if not isinstance(function, types.FunctionType):
-            raise NoKernelText(f"a Triton kernel has {name}, a {type(function).__module__}.{type(function).__qualname__}")
+            raise NoKernelText(f"a Triton kernel has {name}, a {_kind(function)}")
         yield f"{name} {function.__module__}.{function.__qualname__}"
         if id(function) not in self.seen:
             self.seen.add(id(function))
@@ -270,6 +271,15 @@ def _chain(node: ast.AST) -> tuple[str, ...]:
 
 def _is_compiled(value: Any) -> bool:
     return isinstance(getattr(value, "fn", None), types.FunctionType) and isinstance(getattr(value, "src", None), str)
+
+
+def _is_kernel(value: Any) -> bool:
+    """Whether this is a function that Triton compiles, within autotuners and heuristics or not."""
+    while not _is_compiled(value):
+        if not (hasattr(value, "configs") or hasattr(value, "values")) or not hasattr(value, "fn"):
+            return False
+        value = value.fn
+    return True
 
 
 def _is_constexpr(value: Any) -> bool:
@@ -321,7 +331,11 @@ def _write(value: Any) -> Any:
 
 
 def _no(value: Any) -> Any:
-    raise NoKernelText(f"a Triton kernel is given a {type(value).__module__}.{type(value).__qualname__}")
+    raise NoKernelText(f"a Triton kernel is given a {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _read(form: Any) -> Any:

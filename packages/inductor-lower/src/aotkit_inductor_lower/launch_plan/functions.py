@@ -4,6 +4,7 @@ can't run anything else."""
 from __future__ import annotations
 
 import builtins
+import importlib
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -80,7 +81,7 @@ def find_function(name: str) -> Callable[..., Any]:
 
 def _higher_order(name: str) -> Any:
     if name in LAUNCHERS:
-        import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401  (registers them)
+        importlib.import_module("torch._higher_order_ops.triton_kernel_wrap")  # registers them
     return getattr(torch.ops.higher_order, name, None)
 
 

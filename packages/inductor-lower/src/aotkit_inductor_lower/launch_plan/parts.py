@@ -125,7 +125,7 @@ class KernelOf(Argument):
 
 @dataclass(frozen=True, slots=True)
 class KernelConstants(Argument):
-    """The place, in torch's table, of what a Triton kernel is given beside tensors and sizes, which is this ``text``."""
+    """The place, in torch's table, of what a Triton kernel is given beside tensors and sizes: the JSON ``text``."""
 
     text: str
 
@@ -264,7 +264,10 @@ _FORMAT = Format(
     PartitionedProgram,
     "aotkit program in parts",
     1,
-    members={Argument: (ValueOf, BodyOf, ConstantOf, Plain, Complex, Named, Several, Pairs, KernelOf, KernelConstants), Step: (CallFunction, CallPart)},
+    members={
+        Argument: (ValueOf, BodyOf, ConstantOf, Plain, Complex, Named, Several, Pairs, KernelOf, KernelConstants),
+        Step: (CallFunction, CallPart),
+    },
     own={torch.dtype: _DtypeForm(), CompiledProgram | PartitionedProgram: _PROGRAM},
 )
 

@@ -105,8 +105,8 @@ def load_graph(
         )
     if document["process"] not in (None, _PROCESS):
         raise GraphFormatError(
-            "the graph calls user-defined Triton kernels that read what has no text, so it names them by their place in "
-            "a table of the process that wrote it. Trace it again in this process."
+            "the graph calls user-defined Triton kernels that read what has no text, so they go by their place in a "
+            "table of the process that wrote it. Trace it again in this process."
         )
     mode = fake_mode if fake_mode is not None else new_fake_mode()
     # In the middle of a compile fake and proxy modes are active; they would see (and slow down) every tensor made here.

@@ -43,6 +43,8 @@ class MetadataWriter:
             return {
                 type(value).__name__ if type(value) in (tuple, list) else "tuple": [self.write(v, node) for v in value]
             }
+        if isinstance(value, dict) and all(type(key) is str for key in value):  # what a Triton kernel has written to
+            return {"dict": [[key, self.write(item, node)] for key, item in value.items()]}
         raise UnserializableGraphError(
             f"node '{node}' produces a {type(value).__module__}.{type(value).__qualname__}, which has no pickle-free "
             "description. Only graphs of tensors and numbers can be written as text.",
@@ -118,6 +120,8 @@ class MetadataReader:
         if kind in ("tuple", "list"):
             items = [self.read(item) for item in body]
             return tuple(items) if kind == "tuple" else items
+        if kind == "dict":
+            return {key: self.read(item) for key, item in body}
         raise GraphFormatError(f"this version of the package knows no value of kind '{kind}'.")
 
     def _number(self, data: Any) -> Any:
