@@ -58,10 +58,22 @@ def peak_tensor_mb(step: Callable[[], object], warmup: int = 2) -> float:
 
 def peak_resident_mb() -> float:
     """The largest resident set of this process so far, in MiB."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
+    told = _of_status("VmHWM:")
+    if told is not None:
+        return told
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
+
+
+def resident_mb() -> float:
+    """The resident set of this process now, in MiB; its largest one where the system tells nothing else."""
+    told = _of_status("VmRSS:")
+    return peak_resident_mb() if told is None else told
+
+
+def _of_status(name: str) -> float | None:
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+    return None

@@ -114,6 +114,7 @@ def loads(recorder: aotkit.Recorder) -> int:
 
 
 @pytest.mark.parametrize("name", ["f", "g"])
+@pytest.mark.covers("F7.5")
 def test_a_graph_with_kernels_is_loaded_and_one_with_changed_kernels_is_compiled(
     name: str,
     kernels: Callable[..., ModuleType],
