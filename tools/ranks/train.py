@@ -142,8 +142,23 @@ class _Trainer:
         """For `torch.distributed.checkpoint`."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
+        if self.wrap.by_rank:
+            return {f"rank{dist.get_rank()}": dict(self._own_tensors())}
         model, optimizer = get_state_dict(self.net, self.optimizer)
         return {"model": model, "optimizer": optimizer}
+
+    def _parameters(self) -> Sequence[torch.Tensor]:
+        """Not the module's: torch takes those that are split from it while it is in DDP."""
+        return list(self.optimizer.param_groups[0]["params"])
+
+    def _own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has, momentum too."""
+        for number, parameter in enumerate(self._parameters()):
+            own = self.optimizer.state[parameter]
+            yield f"parameter{number}", parameter.data
+            yield f"momentum{number}", own.setdefault("momentum_buffer", torch.zeros_like(parameter))
+        for number, buffer in enumerate(self.net.buffers()):
+            yield f"buffer{number}", buffer
 
     def restore(self, folder: Path) -> None:
         """What another one saved there."""
@@ -152,11 +167,13 @@ class _Trainer:
 
         state = self.state()
         saved.load(state, checkpoint_id=str(folder))
+        if self.wrap.by_rank:  # loaded in place
+            return
         set_state_dict(self.net, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def whole(self) -> Iterator[torch.Tensor]:
         """Parameters and buffers."""
-        for value in (*self.net.parameters(), *self.net.buffers()):
+        for value in (*self._parameters(), *self.net.buffers()):
             yield (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
 
 

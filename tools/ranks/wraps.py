@@ -21,7 +21,8 @@ class Wrap:
     """``ranks``: how many. ``split``: over how many of them ``plan`` splits each module; those have the same data.
     ``apply`` spreads a model over a mesh of the others. ``settings``: of Dynamo. ``averages``: gradients are means over
     ranks, not sums. ``waits``: a context in which gradients are not exchanged. ``compiles_backward``: the pass of the
-    autograd engine is compiled as a whole, with what its hooks exchange. ``variants``: which there are, if not all."""
+    autograd engine is compiled as a whole, with what its hooks exchange. ``by_rank``: each rank saves its own tensors,
+    since torch's `get_state_dict` has no names for them. ``variants``: which there are, if not all."""
 
     ranks: int
     apply: Callable[[nn.Module, Model, Any], nn.Module]
@@ -31,6 +32,7 @@ class Wrap:
     averages: bool = True
     waits: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] | None = None
     compiles_backward: bool = False
+    by_rank: bool = False
     variants: tuple[str, ...] = ()
 
     @property
@@ -142,7 +144,7 @@ WRAPS: Mapping[str, Wrap] = {
     "simple-fsdp": Wrap(2, _gathered_in_the_graph, averages=False),
     "simple-fsdp-4": Wrap(4, _gathered_in_the_graph, averages=False, variants=_FOUR),
     "tp": Wrap(2, _as_it_is, **_SPLIT),
-    "tp-ddp": Wrap(4, _data_parallel, waits=_no_sync, **_SPLIT),
+    "tp-ddp": Wrap(4, _data_parallel, waits=_no_sync, by_rank=True, **_SPLIT),
     "tp-fsdp2": Wrap(4, _fully_sharded(True), waits=_no_gradient_sync, **_SPLIT),
     "sp": Wrap(2, _as_it_is, **_SPREAD),
     "sp-ddp": Wrap(4, _data_parallel, waits=_no_sync, variants=_FOUR, **_SPREAD),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -116,7 +117,10 @@ def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> A
     if context is not None:
         symbolic = context.tensor_to_context.get(value)
         if symbolic is not None:
-            return mode.from_tensor(value, symbolic_context=symbolic, source=getattr(symbolic, "tensor_source", None))
+            # Tells distributed tensors, whose cache of layouts can't hash symbols, that this is no call of theirs.
+            with enable_python_dispatcher():
+                source = getattr(symbolic, "tensor_source", None)
+                return mode.from_tensor(value, symbolic_context=symbolic, source=source)
     return mode.from_tensor(value, static_shapes=True)
 
 
