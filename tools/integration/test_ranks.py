@@ -1,4 +1,4 @@
-"""Two cases of `python -m tools.ranks`, which has all; and a difference is seen."""
+"""Some cases of `python -m tools.ranks`, which has all; and a difference is seen."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from tools.ranks.__main__ import main
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
 
 
-@pytest.mark.parametrize("case", ["llama/simple-fsdp/static", "bert/ddp-in-graph/static"])
-def test_training_on_two_ranks_with_collectives_in_the_graphs_is_as_in_eager_mode(case: str, tmp_path: Path) -> None:
+CASES = ["llama/simple-fsdp/static", "bert/ddp-in-graph/static", "resnet/simple-fsdp/checkpoint", "llama/sp/static"]
+
+
+@pytest.mark.parametrize("case", [*CASES, "resnet/tp-ddp/restored"])
+def test_training_on_several_ranks_with_collectives_in_the_graphs_is_as_in_eager_mode(case: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     failed = main(["--only", case, "--steps", "3", "--journal", str(journal)])
     (row,) = (json.loads(line) for line in journal.read_text().splitlines())
