@@ -2,6 +2,8 @@
 
 python -m tools.bench.products                      60 products: linear layers, forward and both gradients
 python -m tools.bench.products --after gelu         with bias and gelu after each forward product
+python -m tools.bench.products --after gelu --residual    and a tensor that is added before gelu
+python -m tools.bench.products --packed             weights are constants, which are packed once
 python -m tools.bench.products --threads 2          wall time of two threads (else processor time of one)
 python -m tools.bench.products --dtype float16 --rounds 1    ATen takes seconds for some of these
 
@@ -24,7 +26,7 @@ from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from tools.bench.__main__ import machine
 from tools.bench.turns import begin, compared, geometric_mean
 
-__all__ = ["LAYERS", "Row", "main", "measure"]
+__all__ = ["LAYERS", "Case", "Row", "main", "measure"]
 
 #: Rows, summed, columns of linear layers: of the benchmark's five models, and of the architectures' usual sizes.
 LAYERS = (
@@ -38,6 +40,25 @@ DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "g @ w": lambda g, w: g @ w,
     "g.t() @ x": lambda g, x: g.t() @ x,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured of each product. ``after``: what is computed of it, with a bias before; ``residual``: a tensor
+    is added, too; ``packed``: the weight is a constant."""
+
+    after: str = ""
+    residual: bool = False
+    packed: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def finish(self, total: torch.Tensor) -> torch.Tensor:
+        """What is computed of the sum."""
+        return getattr(F, self.after)(total) if self.after else total
+
+    def __str__(self) -> str:
+        added = " with a residual" * self.residual
+        return f"{self.dtype}; after the product: {self.after or 'nothing'}{added}{'; packed once' * self.packed}"
 
 
 @dataclass(slots=True)
@@ -63,26 +84,45 @@ def measure(
     direction: str,
     rounds: int,
     clock: Callable[[], float],
-    after: str = "",
-    dtype: torch.dtype = torch.float32,
+    case: Case,
 ) -> Row:
-    """One product in interleaved turns; ``after``: what is computed of it, with a bias."""
-    product, args = DIRECTIONS[direction], _operands(layer, direction, dtype)
-    if after:
-        args.append(torch.randn(product(*args).shape[-1], dtype=dtype))
+    """One product in interleaved turns."""
+    product, args = DIRECTIONS[direction], _operands(layer, direction, case.dtype)
+    result = product(*args)
+    if case.after:
+        args.append(torch.randn(result.shape[-1], dtype=case.dtype))
+    if case.residual:
+        args.append(torch.randn_like(result))
 
-    def program(a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
-        return getattr(F, after)(product(a, b) + bias[0]) if after else product(a, b)
+    def program(a: torch.Tensor, b: torch.Tensor, *added: torch.Tensor) -> torch.Tensor:
+        return case.finish(sum(added, product(a, b)))
 
-    graph = make_fx(program, tracing_mode="fake")(*args)
-    own = compile_graph(graph, options=LowerOptions(contractions="generated", check_inputs=False))
-    assert isinstance(own, CompiledGraph) and not own.report().externs, f"{layer}, {direction}: not generated"
+    def eager() -> torch.Tensor:
+        if not case.after:
+            return case.finish(sum(args[2:], product(*args[:2])))
+        return case.finish(sum(args[3:], torch.addmm(args[2], *_factors(direction, args))))
 
-    eager = (lambda: getattr(F, after)(torch.addmm(args[2], *_factors(direction, args)))) if after else None
-    times = compared(eager or (lambda: program(*args)), lambda: own(list(args)), rounds, clock)
+    own, given = _compiled(program, args, case)
+    times = compared(eager, lambda: own(list(given)), rounds, clock)
     true = program(*(x.double() for x in args))
-    off = [float((got.double() - true).abs().max() / true.abs().max()) for got in (program(*args), own(list(args))[0])]
+    off = [float((got.double() - true).abs().max() / true.abs().max()) for got in (program(*args), own(list(given))[0])]
     return Row(layer, direction, *times, (off[0], off[1]))
+
+
+def _compiled(
+    program: Callable[..., torch.Tensor], args: list[torch.Tensor], case: Case
+) -> tuple[CompiledGraph, list[torch.Tensor]]:
+    """Kernels of the program, and what they are given: all but the weight, where that is a constant."""
+    given, traced = args, program
+    if case.packed:
+        given, weight = [args[0], *args[2:]], args[1]
+        traced = lambda a, *added: program(a, weight, *added)  # noqa: E731
+    graph = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    options = LowerOptions(contractions="generated", check_inputs=False, pack_constants=case.packed)
+    own = compile_graph(graph, options=options)
+    assert isinstance(own, CompiledGraph) and not own.report().externs, "not generated"
+    assert not case.packed or all(name.endswith("_packed") for name in own.constants), "not packed"
+    return own, given
 
 
 def _factors(direction: str, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,22 +136,26 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--after", choices=("", "gelu", "relu", "silu"), default="")
+    parser.add_argument("--residual", action="store_true", help="a tensor is added before what comes after")
+    parser.add_argument("--packed", action="store_true", help="weights are constants")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     chosen = parser.parse_args()
+    case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype))
+    directions = [name for name in DIRECTIONS if "w" in name or not case.packed]
     clock = begin(chosen.threads)
-    print(f"{machine()}; threads: {chosen.threads}; {chosen.dtype}; after the product: {chosen.after or 'nothing'}\n")
+    print(f"{machine()}; threads: {chosen.threads}; {case}\n")
     print("| rows, summed, columns | product | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     found: list[Row] = []
     for layer in LAYERS:
-        for direction in DIRECTIONS:
-            row = measure(layer, direction, chosen.rounds, clock, chosen.after, getattr(torch, chosen.dtype))
+        for direction in directions:
+            row = measure(layer, direction, chosen.rounds, clock, case)
             found.append(row)
             speed = 2e-6 * math.prod(layer) / row.own
             numbers = f"{row.aten:.3f} | {row.own:.3f} | {speed:.0f} | {row.ratio:.2f}"
             print(f"| {layer} | `{direction}` | {numbers} | {row.errors[0]:.1e} | {row.errors[1]:.1e} |", flush=True)
     print()
-    for direction in DIRECTIONS:
+    for direction in directions:
         ratios = [row.ratio for row in found if row.direction == direction]
         print(f"{direction}: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
     print(f"all: geometric mean {geometric_mean([row.ratio for row in found]):.2f}")

@@ -75,6 +75,7 @@ from .loop_passes import (
     localize_temporaries,
     order_steps,
     overlap_collectives,
+    pack_constants,
     reuse_call_results,
     split_loops,
     split_reductions,
@@ -169,6 +170,7 @@ LOOP_PASSES = in_order(
     gather_launches.PASS,  # when the last kernels are there
     generate_attention.PASS,  # after all that fuses: it takes nothing in
     choose_library_calls.PASS,
+    pack_constants.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds
 )
 
@@ -387,13 +389,14 @@ def _scheduled(gm: GraphModule, ctx: PassContext) -> Scheduled:
         lowered = lower_for(graph, ctx.options, capabilities=ctx.target.capabilities)
         lowered = checked_program(lowered) if ctx.options.verify else lowered
     _dump(observer, "lowered", "ir", lowered)
+    ctx = replace(ctx, constants=graph_constants(graph))
     with stage(observer, "schedule"):
         scheduled = schedule(lowered, ctx)
     _dump(observer, "scheduled", "ir", scheduled)
     report = make_report(graph, lowered, scheduled, ctx.decisions)
     fuel = None if ctx.options.fuel is None else ctx.fuel.left
     device = ctx.target.capabilities.device
-    return Scheduled(scheduled, graph_constants(graph), report, tuple(ctx.decisions), device, fuel)
+    return Scheduled(scheduled, ctx.constants, report, tuple(ctx.decisions), device, fuel)
 
 
 def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> CompiledProgram:

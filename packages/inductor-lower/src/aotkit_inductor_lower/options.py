@@ -42,6 +42,7 @@ class LowerOptions:
     last reader, and not in the arena, which stays: for the halves of a training step. ``None``: of any size.
     ``link_latency`` and ``link_bandwidth``: a collective takes so many seconds and its bytes by so many a second; from
     this follow the order of steps beside collectives and how many of them become one.
+    ``pack_constants``: matrices among the graph's constants never change, and are laid out once as products read them.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
     AVX2, ``"x86-64-amx"`` AVX-512 with AMX). ``"interpreter"`` makes no code: this processor's kernels run in the
     interpreter of their IR (very slow: to tell a fault of a pass from one of code generation). ``"triton-interpreter"``
@@ -66,6 +67,7 @@ class LowerOptions:
     separate_kernels: bool = False
     overlap_memory: float | None = 0.1
     arena_bytes: int | None = None
+    pack_constants: bool = False
     link_latency: float = 20e-6
     link_bandwidth: float = 4e9
     processor: Processor = "host"

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+import torch
+
 from ._observer import Observer
 from .errors import UnknownPassError
 from .options import LowerOptions
@@ -38,7 +40,7 @@ __all__ = [
 
 T = TypeVar("T")
 DecisionKind = Literal[
-    "inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction", "overlap", "gather"
+    "inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction", "overlap", "gather", "pack"
 ]
 NO_FUEL = "there is no fuel left for it"
 
@@ -49,7 +51,8 @@ class Decision:
     reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed-order`` (column sums in a
     kernel that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``), ``concat`` (a joined
     tensor computed where it is read, not stored), ``contraction`` (a matrix product, ``fused`` if kernels compute
-    it) or ``overlap`` (a collective and its wait, ``fused`` if more steps run in between than before). ``first`` and
+    it), ``overlap`` (a collective and its wait, ``fused`` if more steps run in between than before) or ``pack`` (a
+    constant matrix, ``fused`` if it is laid out as a product reads it). ``first`` and
     ``second`` are nests' names, or ATen's. ``reason`` says why, in both cases."""
 
     kind: DecisionKind
@@ -59,7 +62,7 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        if self.kind in ("contraction", "overlap", "gather"):
+        if self.kind in ("contraction", "overlap", "gather", "pack"):
             return f"{self.kind}: {self.first}: {self.reason}"
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"
@@ -99,7 +102,8 @@ class Fuel:
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes are given beside the program. ``decisions`` is the only thing that they append to.
+    """What passes are given beside the program. ``decisions`` is what they append to, and ``constants``: tensors of the
+    program by the names of their buffers, of which a pass may add others.
 
     ``target``: what the program is compiled for, or :data:`.NO_MACHINE`. ``measure``: how long products of matrices
     take there, if that is measured.
@@ -111,6 +115,7 @@ class PassContext:
     decisions: list[Decision] = field(default_factory=list)
     target: Target = NO_MACHINE
     measure: Measure | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(

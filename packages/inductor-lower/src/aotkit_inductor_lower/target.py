@@ -19,6 +19,7 @@ from ._observer import Observer
 from .errors import CodegenError
 from .ir import Buffer, Contraction, ExternCall, LoopNest, Precision, Program
 from .kernel_ir.nodes import KernelModule
+from .kernel_ir.panels import Panels
 from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
 from .options import LowerOptions
@@ -163,6 +164,10 @@ class Target(Protocol):
         """Whether the nest is a product of matrices, with what is computed of it, that the target writes in tiles.
         Asked where it ``tiles_products``."""
 
+    def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
+        """The layout in which the kernel of a product reads its right factor if that is packed before, or already is;
+        ``None`` for any other nest. See Note [Matrices in panels]."""
+
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """Which library computes a product of matrices that is left to ATen."""
 
@@ -237,6 +242,10 @@ class NoMachine:
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """There are no tiles."""
         return False
+
+    def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
+        """There are no panels."""
+        return None
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's own: nothing is known that would be faster."""

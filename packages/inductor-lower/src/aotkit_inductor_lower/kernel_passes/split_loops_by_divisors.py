@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..ir.walk import instructions, loads
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
+from ..kernel_ir.panels import panels_at
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
-from ..symbolic import Call, Expr, Symbol, SymbolKind, sym, to_expr
+from ..symbolic import Call, Expr, Symbol, SymbolKind, has_calls, sym, to_expr
 from .each_kernel import kernel_pass
 from .simplify_bounds import simplify_bounds
 
@@ -33,6 +35,9 @@ def _candidates(kernel: Kernel) -> Iterator[Kernel]:
     if not calls:
         return
     loops = {loop.symbol: loop for loop in all_loops(kernel)}
+    offsets = (load.indices[0] for load in loads(instructions(kernel.body)))
+    if any(panels_at(offset, list(loops.values())) for offset in offsets if has_calls(offset)):
+        return  # a product that reads its matrix in panels, a loop for the columns and one for the sum
     for call in calls:
         divisor = call.args[1].constant if call.fn in ("floordiv", "mod") else None
         if not divisor:

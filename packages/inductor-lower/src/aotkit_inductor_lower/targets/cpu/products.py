@@ -7,22 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import Buffer, CheckedIndex, Compute, DType, Instr, Load, LoopNest, Store
-from ...ir.walk import operands
+from ...ir.walk import loads, operands
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_ir.panels import Panels, panels_at
 from ...kernel_ir.product_site import ProductSite, product_site
 from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
-from ...symbolic import Symbol, product, to_expr
+from ...symbolic import Symbol, has_calls, product, to_expr
 from .choose_few_rows import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
+from .render.types import width
 from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
 __all__ = ["ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
 __all__ += ["has_tiles", "lies_along_columns"]
-__all__ += ["multiplies_bytes", "plain_left", "product_form", "product_of", "tiled_product"]
+__all__ += ["multiplies_bytes", "packed_form", "packed_right", "panels_of_tiles", "plain_left", "product_form"]
+__all__ += ["product_of", "tiled_product"]
 
 LEAST_IN_TILES = (6, 8, 4)  # rows, columns, summed: of less there is no tile
 
@@ -55,6 +58,36 @@ ProductForm = MatmulSite | FewRowsSite | TiledProduct
 def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> ProductForm | None:
     """What :func:`product_form` says of the kernel that a nest becomes. Whose memory an alias shows does not matter."""
     return product_form(kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers}), target)
+
+
+def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> Panels | None:
+    """The layout in which a product's kernel reads its right factor if that is packed before, or already is."""
+    kernel = kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers})
+    site = product_form(kernel, target)
+    right = computed_by(kernel, site.right) if isinstance(site, MatmulSite) else ()
+    load = right[0] if len(right) == 1 else None
+    if not isinstance(site, MatmulSite) or not isinstance(load, Load) or load.mask is not None:
+        return None
+    panels = panels_of_tiles(site, target)
+    if has_calls(load.indices[0]):
+        return panels if packed_right(kernel, site, panels) is not None else None
+    columns, steps = site.columns.extent.constant, site.inner.extent.constant
+    return panels if steps and steps > panels.group and columns and columns > panels.width else None
+
+
+def panels_of_tiles(site: MatmulSite, target: Machine) -> Panels:
+    """The panels that the tiles of a product read, see Note [Products in registers]."""
+    vectors = 4 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 2
+    return Panels(target.lanes(width(site.reduce.dtype)) * vectors)
+
+
+def packed_right(kernel: Kernel, site: MatmulSite, panels: Panels) -> Load | None:
+    """The load of a right factor that lies in these panels already."""
+    for load in loads(computed_by(kernel, site.right)):
+        loops = (Symbol(site.columns.symbol), Symbol(site.inner.symbol))
+        if panels_at(load.indices[0], (site.columns, site.inner)) == (panels, *loops):
+            return load
+    return None
 
 
 def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:

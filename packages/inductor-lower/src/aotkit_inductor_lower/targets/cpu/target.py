@@ -10,6 +10,7 @@ import torch
 from ..._observer import Observer
 from ...ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
+from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
 from ...passes import stage
@@ -69,6 +70,12 @@ class CpuTarget:
         from .products import product_of
 
         return product_of(nest, buffers, self.machine) is not None
+
+    def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
+        """Of products in tiles of vectors."""
+        from .products import packed_form
+
+        return packed_form(nest, buffers, self.machine)
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on the processor that ATen's calls run on."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..._observer import Observer
 from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
+from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
 from ...native import host_processor
 from ...options import LowerOptions
@@ -45,6 +46,10 @@ class InterpreterTarget:
     ) -> bool:
         """There are no kernels for it."""
         return False
+
+    def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
+        """None: products are nests from the start."""
+        return None
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Not asked: products are nests from the start."""

@@ -10,6 +10,7 @@ import torch
 from ..._observer import Observer
 from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
+from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
 from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
@@ -77,6 +78,10 @@ class TritonTarget:
     ) -> bool:
         """There are no kernels for it."""
         return False
+
+    def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
+        """None: tensors on a device are read as they lie."""
+        return None
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Not asked: products are nests from the start."""

@@ -9,7 +9,8 @@ Note [Products in registers]
     panel, and one number per row of the left factor, which is read where it lies. Where it does not lie in rows, or is
     computed (a cast from float16, say), it is copied into panels as well, of some tiles' rows. After some hundred steps
     the tile is added to memory, so that no sum is a long chain of additions. What becomes of the sums is computed of
-    the tile in memory, row by row.
+    the tile in memory, row by row. A right factor that lies in such panels already (Note [Matrices in panels]) is read
+    where it is.
 
     The split of work does not depend on the number of threads, nor does any sum on the split: results are the same on
     one thread and on many. (Blocking and packing: Goto and van de Geijn, Anatomy of high-performance matrix
@@ -27,7 +28,7 @@ from ....kernel_ir.matmul_site import MatmulSite
 from ....kernel_ir.nodes import Kernel, Loop
 from ....symbolic import Expr, Symbol, floordiv, product
 from ..machine import Machine
-from ..products import computed_by, plain_left
+from ..products import computed_by, packed_right, panels_of_tiles, plain_left
 from .body import emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm, vector_type
@@ -66,8 +67,10 @@ class ProductEmitter(KernelEmitter):
         self.dtype: DType = site.reduce.dtype
         self.element = memory_type(self.dtype)
         self.across = target.lanes(width(self.dtype))  # lanes of a vector
-        self.vectors = 4 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 2
-        self.panel = self.across * self.vectors  # columns of a tile
+        panels = panels_of_tiles(site, target)
+        self.panel = panels.width  # columns of a tile
+        self.vectors = self.panel // self.across
+        self.packed = packed_right(kernel, site, panels)
         self.rows, self.columns, self.inner = (Symbol(loop.symbol) for loop in (site.rows, site.columns, site.inner))
         self.right = _Factor(site.right, computed_by(kernel, site.right), self.columns, self.panel)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
@@ -114,13 +117,15 @@ class ProductEmitter(KernelEmitter):
         """The copy of a strip, and a tile of sums."""
         em = self.em
         item = width(self.dtype) // 8
-        wide = self._strip() + (PANEL_ROWS if self.rows_of_left is not None else 0)
-        needed = em.mul(self.ctx.scalar(self.site.inner.extent), imm(wide * item))
-        memory = self.memory(em.add(needed, imm(ALIGNED)))
-        em.comment("the strip's panels begin where a cache line does")
-        self.panels = em.aligned(memory, ALIGNED)
-        strip = em.mul(self.ctx.scalar(self.site.inner.extent), imm(self._strip()))
-        self.left_panel = self._element(self.panels, strip)
+        copied = 0 if self.packed is not None else self._strip()
+        wide = copied + (PANEL_ROWS if self.rows_of_left is not None else 0)
+        if wide:
+            needed = em.mul(self.ctx.scalar(self.site.inner.extent), imm(wide * item))
+            memory = self.memory(em.add(needed, imm(ALIGNED)))
+            em.comment("the strip's panels begin where a cache line does")
+            self.panels = em.aligned(memory, ALIGNED)
+            strip = em.mul(self.ctx.scalar(self.site.inner.extent), imm(copied))
+            self.left_panel = self._element(self.panels, strip)
         self.tile_of_sums = em.pure("ptr", f"alloca [{ROWS * self.panel} x {self.element}], align {ALIGNED}")
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
@@ -136,7 +141,8 @@ class ProductEmitter(KernelEmitter):
         self.place(self.kernel.grid[:-2], em.unsigned("udiv", rest, blocks))
         end = em.minimum(em.add(first, imm(strip)), columns)
         bottom = em.minimum(em.add(top, imm(block)), rows)
-        self._copy_strip(first, end)
+        if self.packed is None:
+            self._copy_strip(first, end)
         self._sum_rows(top, bottom, first, end)
         return []
 
@@ -177,9 +183,10 @@ class ProductEmitter(KernelEmitter):
 
     def _panel(self, at: Ssa, first: Ssa) -> Ssa:
         """The memory of the panel that begins with column ``at``."""
-        em = self.em
-        offset = em.mul(em.sub(at, first), self.ctx.scalar(self.site.inner.extent))
-        return self._element(self.panels, offset)
+        em, steps = self.em, self.ctx.scalar(self.site.inner.extent)
+        if self.packed is not None:
+            return self._element(self.ctx.pointers[self.packed.buffer], em.mul(at, steps))
+        return self._element(self.panels, em.mul(em.sub(at, first), steps))
 
     def _element(self, pointer: Ssa, offset: Ssa) -> Ssa:
         return self.em.element(self.element, pointer, offset)

@@ -51,7 +51,7 @@ def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int, 
     for v in range(vectors):
         lines.append(f"  %from.{v} = add i64 %from, {v * lanes}")
         lines.append(f"  %right.at.{v} = getelementptr {element}, ptr %panel, i64 %from.{v}")
-        lines.append(f"  %right.{v} = load {type_}, ptr %right.at.{v}, align {align}")
+        lines.append(f"  %right.{v} = load {type_}, ptr %right.at.{v}, align {align // lanes}")
     lines.append("  %along = mul i64 %k, %step")
     for r in range(rows):
         lines += [
