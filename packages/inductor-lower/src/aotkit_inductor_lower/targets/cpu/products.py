@@ -22,9 +22,9 @@ from .map_loops import bears_mask
 from .render.types import width
 from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
-__all__ = ["ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
+__all__ = ["GroupedProduct", "ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
 __all__ += ["has_tiles", "lies_along_columns"]
-__all__ += ["multiplies_bytes", "packed_form", "packed_right", "panels_of_tiles", "plain_left", "product_form"]
+__all__ += ["multiplies_bytes", "multiplies_pairs", "grouped_product", "packed_form", "packed_right", "panels_of_tiles", "plain_left", "product_form"]
 __all__ += ["product_of", "tiled_product"]
 
 LEAST_IN_TILES = (6, 8, 4)  # rows, columns, summed: of less there is no tile
@@ -52,7 +52,18 @@ class TiledProduct:
     filled: float
 
 
-ProductForm = MatmulSite | FewRowsSite | TiledProduct
+@dataclass(frozen=True, slots=True)
+class GroupedProduct:
+    """A product of numbers that an instruction multiplies several at once: where it is, and the loads of both factors,
+    of which ``panels`` says how the right one is read."""
+
+    site: MatmulSite
+    left: Load
+    right: Load
+    panels: Panels
+
+
+ProductForm = MatmulSite | FewRowsSite | TiledProduct | GroupedProduct
 
 
 def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> ProductForm | None:
@@ -63,14 +74,19 @@ def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -
 def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> Panels | None:
     """The layout in which a product's kernel reads its right factor if that is packed before, or already is."""
     kernel = kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers})
-    site = product_form(kernel, target)
-    right = computed_by(kernel, site.right) if isinstance(site, MatmulSite) else ()
-    load = right[0] if len(right) == 1 else None
-    if not isinstance(site, MatmulSite) or not isinstance(load, Load) or load.mask is not None:
+    form = product_form(kernel, target)
+    site = form.site if isinstance(form, GroupedProduct) else form
+    if not isinstance(site, MatmulSite):
         return None
-    panels = panels_of_tiles(site, target)
+    right = computed_by(kernel, site.right)
+    narrow = multiplies_pairs(target) and _widened(right) is not None
+    load = _widened(right) if narrow else right[0] if len(right) == 1 else None
+    if not isinstance(load, Load) or load.mask is not None:
+        return None
+    panels = replace(panels_of_tiles(site, target), group=2 if narrow else 1)
     if has_calls(load.indices[0]):
-        return panels if packed_right(kernel, site, panels) is not None else None
+        read = packed_right(kernel, site, panels) is not None and isinstance(form, GroupedProduct) == narrow
+        return panels if read else None
     columns, steps = site.columns.extent.constant, site.inner.extent.constant
     return panels if steps and steps > panels.group and columns and columns > panels.width else None
 
@@ -98,7 +114,42 @@ def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:
     site = few_rows(kernel)
     if site is not None and site.reduce.dtype is DType.I32:
         return site if multiplies_bytes(target) and bytes_of(kernel, site) is not None else None
-    return site or tiled_product(kernel, target) or _in_tiles(kernel)
+    return site or tiled_product(kernel, target) or grouped_product(kernel, target) or _in_tiles(kernel)
+
+
+def multiplies_pairs(target: Machine) -> bool:
+    """Whether there are instructions for vectors of products of pairs of bfloat16."""
+    return target.vector_bits == 512 and target.has("avx512bf16")
+
+
+def grouped_product(kernel: Kernel, target: Machine) -> GroupedProduct | None:
+    """The product of bfloat16 that a kernel is, as :class:`GroupedProductEmitter` writes it: both factors are read from
+    memory, where neighbors are neighbors in the sum, or the right one lies in panels of pairs."""
+    site = matmul_site(kernel) if multiplies_pairs(target) else None
+    if site is None or site.reduce.dtype is not DType.F32 or not _fills_tiles(kernel, site):
+        return None
+    left, right = (_widened(computed_by(kernel, value)) for value in (site.left, site.right))
+    inner, steps = Symbol(site.inner.symbol), site.inner.extent.constant
+    if left is None or right is None or steps is None or left.indices[0].coefficient(inner) != 1:
+        return None
+    row = left.indices[0].coefficient(Symbol(site.rows.symbol))
+    panels = replace(panels_of_tiles(site, target), group=2)
+    if row is None or not {Symbol(site.rows.symbol), inner}.isdisjoint(row.symbols):
+        return None
+    if packed_right(kernel, site, panels) is None:
+        step = right.indices[0].coefficient(Symbol(site.columns.symbol))
+        pairs = step is not None and step.constant is not None and step.constant % 2 == 0 and steps % 2 == 0
+        if not pairs or right.indices[0].coefficient(inner) != 1:
+            return None
+    return GroupedProduct(site, left, right, panels)
+
+
+def _widened(body: tuple[Instr, ...]) -> Load | None:
+    """The load of a factor that was bfloat16 and nothing else is computed of."""
+    load, *others = body
+    plain = isinstance(load, Load) and load.mask is None and load.dtype is DType.BF16
+    casts = all(isinstance(i, Compute) and i.op == "cast" and i.dtype is DType.F32 for i in others)
+    return load if plain and len(others) == 1 and casts and isinstance(load, Load) else None
 
 
 def has_tiles(target: Machine) -> bool:
@@ -226,16 +277,20 @@ def lies_along_columns(kernel: Kernel, site: FewRowsSite) -> bool:
 def _in_tiles(kernel: Kernel) -> MatmulSite | None:
     """The product that a kernel is, as :class:`ProductEmitter` writes it."""
     site = matmul_site(kernel)
-    if site is None:
+    if site is None or not _fills_tiles(kernel, site):
         return None
-    sides = zip((site.rows, site.columns, site.inner), LEAST_IN_TILES, strict=True)
-    if any(loop.extent.constant is not None and loop.extent.constant < least for loop, least in sides):
-        return None
-    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
     before = computed_by(kernel, site.right)
     if plain_left(kernel, site) is None:
         before = (*before, *computed_by(kernel, site.left))
-    return site if all(map(bears_mask, (*before, *after))) else None
+    return site if all(map(bears_mask, before)) else None
+
+
+def _fills_tiles(kernel: Kernel, site: MatmulSite) -> bool:
+    """Whether no side is shorter than a tile, and what is computed of sums can be masked."""
+    sides = zip((site.rows, site.columns, site.inner), LEAST_IN_TILES, strict=True)
+    if any(loop.extent.constant is not None and loop.extent.constant < least for loop, least in sides):
+        return False
+    return all(bears_mask(stmt) for stmt in kernel.body if not isinstance(stmt, Loop))
 
 
 def computed_by(kernel: Kernel, value: str) -> tuple[Instr, ...]:

@@ -17,7 +17,16 @@ from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite
 from ...kernel_ir.nodes import Kernel
 from .choose_attention import attention_form, multiplies_attention
 from .machine import Machine
-from .products import ProductForm, TiledProduct, has_tiles, lies_along_columns, multiplies_bytes, product_form
+from .products import (
+    GroupedProduct,
+    ProductForm,
+    TiledProduct,
+    has_tiles,
+    lies_along_columns,
+    multiplies_bytes,
+    product_form,
+)
+from .products import multiplies_pairs as multiplies_bfloat16
 from .render.amx_product import TiledProductEmitter
 from .render.attention_backward import AttentionBackward
 from .render.attention_forward import AttentionForward
@@ -28,6 +37,7 @@ from .render.few_rows_in_panels import FewRowsInPanels, panels_of
 from .render.few_rows_of_bytes import FewRowsOfBytes
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
+from .render.product_in_groups import GroupedProductEmitter
 
 __all__ = ["WAYS", "Way", "way_of", "ways_of"]
 
@@ -46,6 +56,10 @@ def _attention(backward: bool, kernel: Kernel, form: Form, target: Machine, know
 
 def _tiles(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
     return TiledProductEmitter(kernel, form, target, known).emit if isinstance(form, TiledProduct) else None
+
+
+def _in_groups(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    return GroupedProductEmitter(kernel, form, target, known).emit if isinstance(form, GroupedProduct) else None
 
 
 def _product(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
@@ -101,6 +115,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "attention": (multiplies_attention, functools.partial(_attention, False)),
         "attention backward": (multiplies_attention, functools.partial(_attention, True)),
         "product in tile registers": (has_tiles, _tiles),
+        "product in pairs": (multiplies_bfloat16, _in_groups),
         "product": (_multiplies_and_adds, _product),
         "few rows of bytes": (multiplies_bytes, _of_bytes),
         "few rows in pairs": (multiplies_pairs, _in_pairs),

@@ -33,11 +33,11 @@ from .body import emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm, vector_type
 from .kernel import KernelEmitter
-from .tile import ALIGNED, fma_of, tile_function
+from .tile import ALIGNED, FLOATS, fma_of, tile_function
 from .turn import turn_function
 from .types import memory_type, width
 
-__all__ = ["ProductEmitter"]
+__all__ = ["TURNED", "ProductEmitter", "CopiedFactor"]
 
 ROWS = 6  # of a tile
 STRIP = 1 << 17  # elements of the right factor that are copied at once: they stay in the second-level cache
@@ -49,7 +49,7 @@ PANEL_ROWS = 8 * ROWS  # of the left factor, where it is copied: whole tiles, an
 
 
 @dataclass(frozen=True, slots=True)
-class _Factor:
+class CopiedFactor:
     """What is copied into panels of ``width``: a value, what computes it, and the loop of the result along a panel."""
 
     value: str
@@ -71,14 +71,15 @@ class ProductEmitter(KernelEmitter):
         self.panel = panels.width  # columns of a tile
         self.vectors = self.panel // self.across
         self.packed = packed_right(kernel, site, panels)
+        self.kind = FLOATS[self.element]
         self.rows, self.columns, self.inner = (Symbol(loop.symbol) for loop in (site.rows, site.columns, site.inner))
-        self.right = _Factor(site.right, computed_by(kernel, site.right), self.columns, self.panel)
+        self.right = CopiedFactor(site.right, computed_by(kernel, site.right), self.columns, self.panel)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
-        self.left = self._read_in_place()
+        self.left = self.read_in_place()
         copied = computed_by(kernel, site.left) if self.left is None else ()
-        self.rows_of_left = _Factor(site.left, copied, self.rows, PANEL_ROWS) if copied else None
+        self.rows_of_left = CopiedFactor(site.left, copied, self.rows, PANEL_ROWS) if copied else None
 
-    def _read_in_place(self) -> Load | None:
+    def read_in_place(self) -> Load | None:
         """The load that the left factor is, unless neighbours in it are of neighbouring rows: a tile would read a line
         of the cache for a few numbers of it, from places that may all be far apart by the same power of two."""
         left = plain_left(self.kernel, self.site)
@@ -90,9 +91,13 @@ class ProductEmitter(KernelEmitter):
 
     # -- how the work is shared out ------------------------------------------------------------------------
 
+    def steps(self) -> Expr:
+        """Rows of a panel."""
+        return self.site.inner.extent
+
     def _strip(self) -> int:
         """Columns of a strip, whole panels."""
-        summed, columns = self.site.inner.extent.constant, self.site.columns.extent.constant
+        summed, columns = self.steps().constant, self.site.columns.extent.constant
         panels = max(1, STRIP // max(1, (summed or STRIP) * self.panel))
         return self.panel * (panels if columns is None else min(panels, max(1, -(-columns // self.panel))))
 
@@ -120,11 +125,11 @@ class ProductEmitter(KernelEmitter):
         copied = 0 if self.packed is not None else self._strip()
         wide = copied + (PANEL_ROWS if self.rows_of_left is not None else 0)
         if wide:
-            needed = em.mul(self.ctx.scalar(self.site.inner.extent), imm(wide * item))
+            needed = em.mul(self.ctx.scalar(self.steps()), imm(wide * item))
             memory = self.memory(em.add(needed, imm(ALIGNED)))
             em.comment("the strip's panels begin where a cache line does")
             self.panels = em.aligned(memory, ALIGNED)
-            strip = em.mul(self.ctx.scalar(self.site.inner.extent), imm(copied))
+            strip = em.mul(self.ctx.scalar(self.steps()), imm(copied))
             self.left_panel = self._element(self.panels, strip)
         self.tile_of_sums = em.pure("ptr", f"alloca [{ROWS * self.panel} x {self.element}], align {ALIGNED}")
 
@@ -142,23 +147,23 @@ class ProductEmitter(KernelEmitter):
         end = em.minimum(em.add(first, imm(strip)), columns)
         bottom = em.minimum(em.add(top, imm(block)), rows)
         if self.packed is None:
-            self._copy_strip(first, end)
+            self.copy_strip(first, end)
         self._sum_rows(top, bottom, first, end)
         return []
 
     # -- the right factor ----------------------------------------------------------------------------------
 
-    def _copy_strip(self, first: Ssa, end: Ssa) -> None:
+    def copy_strip(self, first: Ssa, end: Ssa) -> None:
         """The columns from ``first`` to ``end`` as panels. Columns that fill no panel are followed by zeros."""
         em, panel = self.em, self.panel
         whole = self._whole(first, end)
         em.comment(f"columns of {self.right.value} as panels")
-        copy = functools.partial(self._copy_panel, self.right)
+        copy = functools.partial(self.copy_panel, self.right)
         em.loop(first, whole, panel, [], lambda at, _: copy(at, self._panel(at, first)), "panel")
         if self._exact():
             return
         last = self._panel(whole, first)
-        self._copy_some(self.right, whole, end, last)
+        self.copy_some(self.right, whole, end, last)
         if self._last_vectors() < self.vectors:
             return  # which are all that tiles read of it
         count = em.sub(end, whole)
@@ -183,7 +188,7 @@ class ProductEmitter(KernelEmitter):
 
     def _panel(self, at: Ssa, first: Ssa) -> Ssa:
         """The memory of the panel that begins with column ``at``."""
-        em, steps = self.em, self.ctx.scalar(self.site.inner.extent)
+        em, steps = self.em, self.ctx.scalar(self.steps())
         if self.packed is not None:
             return self._element(self.ctx.pointers[self.packed.buffer], em.mul(at, steps))
         return self._element(self.panels, em.mul(em.sub(at, first), steps))
@@ -191,14 +196,14 @@ class ProductEmitter(KernelEmitter):
     def _element(self, pointer: Ssa, offset: Ssa) -> Ssa:
         return self.em.element(self.element, pointer, offset)
 
-    def _turns(self, factor: _Factor) -> bool:
+    def _turns(self, factor: CopiedFactor) -> bool:
         """Whether a factor has its summed dimension contiguous, and must be turned over."""
         found = [i.indices[0] for i in factor.body if isinstance(i, Load)]
         steps = [(e.coefficient(factor.along), e.coefficient(self.inner)) for e in found]
         return any(a is not None and b is not None and a.constant not in (0, 1, -1) and b == 1 for a, b in steps)
 
-    def _copy_panel(self, factor: _Factor, at: Ssa, to: Ssa) -> list[Ssa]:
-        em, summed = self.em, self.ctx.scalar(self.site.inner.extent)
+    def copy_panel(self, factor: CopiedFactor, at: Ssa, to: Ssa) -> list[Ssa]:
+        em, summed = self.em, self.ctx.scalar(self.steps())
         if not self._turns(factor):
             vector = Vector(factor.along, at, self.across, factor.width // self.across)
             row = functools.partial(self._copy_row, factor, vector, to, imm(0))
@@ -218,7 +223,7 @@ class ProductEmitter(KernelEmitter):
 
         return em.loop(imm(0), imm(factor.width), self.across, [], group, "group")
 
-    def _turn_plain(self, factor: _Factor, load: Load, at: Ssa, to: Ssa) -> list[Ssa]:
+    def _turn_plain(self, factor: CopiedFactor, load: Load, at: Ssa, to: Ssa) -> list[Ssa]:
         """A factor of which nothing is computed, by the module's function for that."""
         em, ctx, offset = self.em, self.ctx, load.indices[0]
         name = f"turn_{self.element}_{factor.width}"
@@ -227,23 +232,23 @@ class ProductEmitter(KernelEmitter):
             em.define(name, turn_function(name, self.element, lanes, factor.width, em.declarations))
         ctx.symbols[factor.along], ctx.symbols[self.inner] = at, imm(0)
         start = self._element(ctx.pointers[load.buffer], ctx.scalar(offset))
-        given = (start, self._step(offset, factor.along), ctx.scalar(self.site.inner.extent), to)
+        given = (start, self._step(offset, factor.along), ctx.scalar(self.steps()), to)
         em.effect(f"call void @{name}({', '.join(value.typed for value in given)})")
         return []
 
-    def _copy_some(self, factor: _Factor, first: Ssa, end: Ssa, to: Ssa) -> None:
+    def copy_some(self, factor: CopiedFactor, first: Ssa, end: Ssa, to: Ssa) -> None:
         """A panel that is not full: what there is from ``first`` to ``end``, a vector at a time."""
         em, ctx = self.em, self.ctx
 
         def group(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             vector = ctx.some(Vector(factor.along, at, self.across, 1), end)
             row = functools.partial(self._copy_row, factor, vector, to, em.sub(at, first))
-            return em.loop(imm(0), ctx.scalar(self.site.inner.extent), 1, [], row, "k")
+            return em.loop(imm(0), ctx.scalar(self.steps()), 1, [], row, "k")
 
         em.loop(first, end, self.across, [], group, "some")
 
     def _copy_row(
-        self, factor: _Factor, vector: Vector, to: Ssa, column: Ssa, k: Ssa, carried: Iterable[Ssa]
+        self, factor: CopiedFactor, vector: Vector, to: Ssa, column: Ssa, k: Ssa, carried: Iterable[Ssa]
     ) -> list[Ssa]:
         """What a factor is at step ``k``, or at as many steps as make a square, from the panel's ``column`` on."""
         em, ctx = self.em, self.ctx
@@ -269,7 +274,7 @@ class ProductEmitter(KernelEmitter):
             self._store(Ssa("zeroinitializer", type_), self._element(panel, place))
             return []
 
-        return self.em.loop(imm(0), self.ctx.scalar(self.site.inner.extent), 1, [], row, "k")
+        return self.em.loop(imm(0), self.ctx.scalar(self.steps()), 1, [], row, "k")
 
     def _store(self, value: Ssa, pointer: Ssa) -> None:
         self.em.effect(f"store {value.typed}, ptr {pointer.text}, align {self._alignment()}")
@@ -286,10 +291,11 @@ class ProductEmitter(KernelEmitter):
             assert plain is not None
             buffer, offset = plain.buffer, plain.indices[0]
             row, step = (self._step(offset, loop) for loop in (self.rows, self.inner))
+            step = em.mul(step, imm(self.kind.group))
 
             def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
                 ctx.symbols[self.rows], ctx.symbols[self.inner] = at, imm(0)
-                return self._element(ctx.pointers[buffer], ctx.scalar(offset)), row, step
+                return em.element(self.kind.number, ctx.pointers[buffer], ctx.scalar(offset)), row, step
 
             self._tiles_of(top, bottom, first, end, here)
             return
@@ -297,8 +303,8 @@ class ProductEmitter(KernelEmitter):
         def panel(start: Ssa, _: list[Ssa]) -> list[Ssa]:
             stop = em.minimum(em.add(start, imm(PANEL_ROWS)), bottom)
             full = em.add(start, em.round_down(em.sub(stop, start), PANEL_ROWS))
-            em.loop(start, full, PANEL_ROWS, [], lambda at, _: self._copy_panel(factor, at, self.left_panel), "rows")
-            self._copy_some(factor, full, stop, self.left_panel)
+            em.loop(start, full, PANEL_ROWS, [], lambda at, _: self.copy_panel(factor, at, self.left_panel), "rows")
+            self.copy_some(factor, full, stop, self.left_panel)
 
             def copied(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
                 return self._element(self.left_panel, em.sub(at, start)), imm(1), imm(PANEL_ROWS)
@@ -307,6 +313,10 @@ class ProductEmitter(KernelEmitter):
             return []
 
         em.loop(top, bottom, PANEL_ROWS, [], panel, "rows")
+
+    def step_of(self, load: Load, loop: Symbol) -> Ssa:
+        """How far neighbors along a loop lie apart in memory."""
+        return self._step(load.indices[0], loop)
 
     def _step(self, offset: Expr, loop: Symbol) -> Ssa:
         step = offset.coefficient(loop)
@@ -339,7 +349,7 @@ class ProductEmitter(KernelEmitter):
         em, ctx = self.em, self.ctx
         em.declare("llvm.smin.i64", "i64", ["i64", "i64"])
         start, row, step = left(top)
-        summed = ctx.scalar(self.site.inner.extent)
+        summed = self.whole_steps()
 
         def tile(vectors: int, finish: Callable[[Ssa, Ssa, Ssa], None], at: Ssa, _: list[Ssa]) -> list[Ssa]:
             given = (start, row, step, self._panel(at, first), summed, self.tile_of_sums)
@@ -374,13 +384,24 @@ class ProductEmitter(KernelEmitter):
 
     def _tile_function(self, height: int, vectors: int) -> str:
         """The module's function for tiles of some rows by some vectors of a panel."""
-        em = self.em
-        name = f"tile_{self.element}_{height}x{vectors * self.across}_of_{self.panel}"
+        em, kind, rest = self.em, self.kind, self.rest()
+        name = f"tile_{kind.name}_{height}x{vectors * self.across}_of_{self.panel}{f'_and_{rest}' if rest else ''}"
         if name not in em.declarations:
-            em.define(name, tile_function(name, self.element, self.across, vectors, height, self.panel))
-        vector = vector_type(self.element, self.across)
-        em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
+            em.define(name, tile_function(name, kind, self.across, vectors, height, self.panel, rest))
+        vector, factor = vector_type(self.element, self.across), kind.item_vector(self.across)
+        if kind.group == 1:
+            em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
+        else:
+            em.declare(kind.dot, vector, [vector, factor, factor])
         return name
+
+    def whole_steps(self) -> Ssa:
+        """Steps of which a tile reads all numbers."""
+        return self.ctx.scalar(self.steps())
+
+    def rest(self) -> int:
+        """Numbers of a last step that is not whole."""
+        return 0
 
     def _finish(self, row: Ssa, vector: Vector, sums: Ssa) -> None:
         """What becomes of some sums of a row of a tile, which are at ``sums``."""

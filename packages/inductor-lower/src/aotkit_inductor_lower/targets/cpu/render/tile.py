@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .emitter import vector_type
 
-__all__ = ["ALIGNED", "fma_of", "tile_function"]
+__all__ = ["ALIGNED", "BYTES", "FLOATS", "PAIRS", "TileKind", "fma_of", "tile_function"]
 
 CHUNK = 128  # steps of the summed loop after which a tile goes to memory
 ALIGNED = 64  # bytes: where panels and tiles begin
+
+
+@dataclass(frozen=True, slots=True)
+class TileKind:
+    """What tiles multiply. ``name``: in names of functions; ``element``: of sums; ``item``: of panels, a number or a ``group`` of them that lie side by
+    side along the sum; ``number``: of the left factor; ``dot``: the intrinsic for groups."""
+
+    name: str
+    element: str
+    item: str
+    number: str
+    group: int = 1
+    dot: str = ""
+
+    def item_vector(self, lanes: int) -> str:
+        """The type of a vector of groups, as the intrinsic takes it."""
+        if self.group == 1:
+            return vector_type(self.element, lanes)
+        return vector_type("bfloat" if self.number == "i16" else "i8", lanes * self.group)
+
+    @property
+    def bits(self) -> int:
+        """Of a number of the left factor."""
+        return {"i8": 8, "i16": 16, "float": 32, "double": 64}[self.number]
+
+
+FLOATS = {element: TileKind(element, element, element, element) for element in ("float", "double")}
+PAIRS = TileKind("pairs", "float", "i32", "i16", 2, "llvm.x86.avx512bf16.dpbf16ps.512")
+BYTES = TileKind("bytes", "i32", "i32", "i8", 4, "llvm.x86.avx512.vpdpbusd.512")
 
 
 def fma_of(element: str, lanes: int) -> str:
@@ -15,26 +46,101 @@ def fma_of(element: str, lanes: int) -> str:
     return f"llvm.fma.v{lanes}{'f32' if element == 'float' else 'f64'}"
 
 
-def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int, panel: int) -> str:
-    """The text of the function that sums a tile: ``rows`` of the left factor, ``row`` elements apart and ``step``
-    from one to the next number, times the first ``vectors`` of a panel of ``count`` steps. ``panel``: elements of a
-    row of the panel and of the tile."""
-    type_ = vector_type(element, lanes)
-    align = min(ALIGNED, lanes * {"float": 4, "double": 8}[element])
-    each = [(r, v) for r in range(rows) for v in range(vectors)]
-    fma = fma_of(element, lanes)
+class _Tile:
+    """Writes one such function: see :func:`tile_function`."""
+
+    def __init__(self, kind: TileKind, lanes: int, vectors: int, rows: int, panel: int) -> None:
+        self.kind, self.lanes, self.vectors, self.rows, self.panel = kind, lanes, vectors, rows, panel
+        self.type = vector_type(kind.element, lanes)
+        self.align = min(ALIGNED, lanes * {"float": 4, "double": 8, "i32": 4}[kind.element])
+        self.each = [(r, v) for r in range(rows) for v in range(vectors)]
+
+    def begin(self) -> list[str]:
+        """Sums of 0, and where each row begins."""
+        lines = []
+        for r, v in self.each:
+            place = r * self.panel + v * self.lanes
+            lines.append(f"  %sum.{r}.{v} = getelementptr {self.kind.element}, ptr %sums, i64 {place}")
+            lines.append(f"  store {self.type} zeroinitializer, ptr %sum.{r}.{v}, align {self.align}")
+        for r in range(self.rows):
+            lines.append(f"  %at.{r} = mul i64 %row, {r}")
+            lines.append(f"  %left.{r} = getelementptr {self.kind.number}, ptr %left, i64 %at.{r}")
+        return lines
+
+    def step(self, k: str, made: str, before: dict[tuple[int, int], str], rest: int = 0) -> list[str]:
+        """``made.r.v``: what was ``before``, and the products of step ``k``, of ``rest`` numbers of a group or all."""
+        kind, type_, lanes = self.kind, self.type, self.lanes
+        vector = kind.item_vector(lanes)
+        item = vector_type(kind.item, lanes)
+        lines = [f"  %{made}.from = mul i64 {k}, {self.panel}", f"  %{made}.along = mul i64 {k}, %step"]
+        for v in range(self.vectors):
+            lines += [
+                f"  %{made}.from.{v} = add i64 %{made}.from, {v * lanes}",
+                f"  %{made}.at.{v} = getelementptr {kind.item}, ptr %panel, i64 %{made}.from.{v}",
+                f"  %{made}.right.{v} = load {vector}, ptr %{made}.at.{v}, align {self.align // lanes}",
+            ]
+        for r in range(self.rows):
+            number = f"%{made}.number.{r}"
+            lines.append(f"  {number}.at = getelementptr {kind.number}, ptr %left.{r}, i64 %{made}.along")
+            lines += self._some_of_group(number, rest) if rest else self._number(number)
+            lines += [
+                f"  %{made}.one.{r} = insertelement {item} poison, {kind.item} {number}, i64 0",
+                f"  {number}.all = shufflevector {item} %{made}.one.{r}, {item} poison, <{lanes} x i32> zeroinitializer",
+            ]
+            if kind.group > 1:
+                lines.append(f"  {number}.seen = bitcast {item} {number}.all to {vector}")
+            for v in range(self.vectors):
+                right, sum_ = f"{vector} %{made}.right.{v}", f"{type_} {before[r, v]}"
+                if kind.group > 1:
+                    given, op = f"{sum_}, {self._ordered(f'{vector} {number}.seen', right)}", kind.dot
+                else:
+                    given, op = f"{vector} {number}.all, {right}, {sum_}", fma_of(kind.element, lanes)
+                lines.append(f"  %{made}.{r}.{v} = call {type_} @{op}({given})")
+        return lines
+
+    def _ordered(self, left: str, right: str) -> str:
+        """Bytes without signs are the first factor: those of the panel."""
+        return f"{right}, {left}" if self.kind is BYTES else f"{left}, {right}"
+
+    def _number(self, name: str) -> list[str]:
+        return [f"  {name} = load {self.kind.item}, ptr {name}.at, align {self.kind.bits // 8}"]
+
+    def _some_of_group(self, name: str, rest: int) -> list[str]:
+        """The first numbers of a group, and zeros: there may be no memory behind them."""
+        kind, lines, whole = self.kind, [], "0"
+        for position in range(rest):
+            own = f"{name}.{position}"
+            lines += [
+                f"  {own}.at = getelementptr {kind.number}, ptr {name}.at, i64 {position}",
+                f"  {own}.read = load {kind.number}, ptr {own}.at, align {kind.bits // 8}",
+                f"  {own}.wide = zext {kind.number} {own}.read to i32",
+                f"  {own}.moved = shl i32 {own}.wide, {position * kind.bits}",
+                f"  {own if position + 1 < rest else name} = or i32 {own}.moved, {whole}",
+            ]
+            whole = own
+        return lines
+
+    def add(self, made: str) -> list[str]:
+        """Sums in memory, and what was made."""
+        lines, add = [], "add" if self.kind.element == "i32" else "fadd"
+        for r, v in self.each:
+            lines += [
+                f"  %{made}.before.{r}.{v} = load {self.type}, ptr %sum.{r}.{v}, align {self.align}",
+                f"  %{made}.after.{r}.{v} = {add} {self.type} %{made}.before.{r}.{v}, %{made}.{r}.{v}",
+                f"  store {self.type} %{made}.after.{r}.{v}, ptr %sum.{r}.{v}, align {self.align}",
+            ]
+        return lines
+
+
+def tile_function(name: str, kind: TileKind, lanes: int, vectors: int, rows: int, panel: int, rest: int = 0) -> str:
+    """The text of the function that sums a tile: ``rows`` of the left factor, ``row`` numbers apart and ``step``
+    from one group to the next, times the first ``vectors`` of a panel of ``count`` whole groups. ``panel``: items of a
+    row of the panel and sums of one of the tile; ``rest``: numbers of the sum's last group, if that is not whole."""
+    tile, type_ = _Tile(kind, lanes, vectors, rows, panel), vector_type(kind.element, lanes)
     lines = [
         f"define internal void @{name}(ptr %left, i64 %row, i64 %step, ptr %panel, i64 %count, ptr %sums) noinline {{",
         "entry:",
-    ]
-    for r, v in each:
-        place = r * panel + v * lanes
-        lines.append(f"  %sum.{r}.{v} = getelementptr {element}, ptr %sums, i64 {place}")
-        lines.append(f"  store {type_} zeroinitializer, ptr %sum.{r}.{v}, align {align}")
-    for r in range(rows):
-        lines.append(f"  %at.{r} = mul i64 %row, {r}")
-        lines.append(f"  %left.{r} = getelementptr {element}, ptr %left, i64 %at.{r}")
-    lines += [
+        *tile.begin(),
         "  %any = icmp sgt i64 %count, 0",
         "  br i1 %any, label %chunk, label %done",
         "chunk:",
@@ -45,36 +151,20 @@ def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int, 
         "steps:",
         "  %k = phi i64 [ %first, %chunk ], [ %k.next, %steps ]",
     ]
-    for r, v in each:
+    for r, v in tile.each:
         lines.append(f"  %acc.{r}.{v} = phi {type_} [ zeroinitializer, %chunk ], [ %new.{r}.{v}, %steps ]")
-    lines.append(f"  %from = mul i64 %k, {panel}")
-    for v in range(vectors):
-        lines.append(f"  %from.{v} = add i64 %from, {v * lanes}")
-        lines.append(f"  %right.at.{v} = getelementptr {element}, ptr %panel, i64 %from.{v}")
-        lines.append(f"  %right.{v} = load {type_}, ptr %right.at.{v}, align {align // lanes}")
-    lines.append("  %along = mul i64 %k, %step")
-    for r in range(rows):
-        lines += [
-            f"  %number.at.{r} = getelementptr {element}, ptr %left.{r}, i64 %along",
-            f"  %number.{r} = load {element}, ptr %number.at.{r}",
-            f"  %one.{r} = insertelement {type_} poison, {element} %number.{r}, i64 0",
-            f"  %all.{r} = shufflevector {type_} %one.{r}, {type_} poison, <{lanes} x i32> zeroinitializer",
-        ]
-        for v in range(vectors):
-            given = f"{type_} %all.{r}, {type_} %right.{v}, {type_} %acc.{r}.{v}"
-            lines.append(f"  %new.{r}.{v} = call {type_} @{fma}({given})")
+    lines += tile.step("%k", "new", {(r, v): f"%acc.{r}.{v}" for r, v in tile.each})
     lines += [
         "  %k.next = add i64 %k, 1",
         "  %more = icmp slt i64 %k.next, %last",
         "  br i1 %more, label %steps, label %add",
         "add:",
+        *tile.add("new"),
+        "  %left.over = icmp slt i64 %last, %count",
+        "  br i1 %left.over, label %chunk, label %done",
+        "done:",
     ]
-    for r, v in each:
-        lines += [
-            f"  %before.{r}.{v} = load {type_}, ptr %sum.{r}.{v}, align {align}",
-            f"  %after.{r}.{v} = fadd {type_} %before.{r}.{v}, %new.{r}.{v}",
-            f"  store {type_} %after.{r}.{v}, ptr %sum.{r}.{v}, align {align}",
-        ]
-    lines += ["  %left.over = icmp slt i64 %last, %count", "  br i1 %left.over, label %chunk, label %done"]
-    lines += ["done:", "  ret void", "}"]
-    return "\n".join(lines)
+    if rest:
+        lines += tile.step("%count", "end", dict.fromkeys(tile.each, "zeroinitializer"), rest)
+        lines += tile.add("end")
+    return "\n".join([*lines, "  ret void", "}"])

@@ -13,11 +13,15 @@ __all__ = ["turn_function"]
 _BITS: Mapping[str, int] = {"float": 32, "double": 64}
 
 
-def turn_function(name: str, element: str, lanes: int, width: int, declarations: dict[str, str]) -> str:
+def turn_function(
+    name: str, element: str, lanes: int, width: int, declarations: dict[str, str], aligned: int | None = None
+) -> str:
     """The text: ``width`` rows of ``count`` numbers, ``step`` elements apart, from ``from`` into the panel ``to``.
-    All products of a module share it, since squares that are turned over in registers take long to compile."""
+    All products of a module share it, since squares that are turned over in registers take long to compile.
+    ``aligned``: bytes, if numbers may lie elsewhere than numbers of their size do."""
     em = Emitter(declarations)
     type_, align = vector_type(element, lanes), min(ALIGNED, lanes * _BITS[element] // 8)
+    read_at = aligned or _BITS[element] // 8
     start, to = Ssa("%from", "ptr"), Ssa("%to", "ptr")
     step, count = Ssa("%step", "i64"), Ssa("%count", "i64")
 
@@ -33,13 +37,14 @@ def turn_function(name: str, element: str, lanes: int, width: int, declarations:
 
         def square(k: Ssa, _: list[Ssa]) -> list[Ssa]:
             places = [at(row, k) for row in rows]
-            read = [em.here(type_, f"load {type_}, ptr {p.text}, align {_BITS[element] // 8}") for p in places]
+            read = [em.here(type_, f"load {type_}, ptr {p.text}, align {read_at}") for p in places]
             for copy, turned in enumerate(transpose(em, read, element, _BITS[element])):
                 store(turned, em.add(k, imm(copy)), column)
             return []
 
         def single(k: Ssa, _: list[Ssa]) -> list[Ssa]:
-            store(em.pack([em.here(element, f"load {element}, ptr {at(row, k).text}") for row in rows]), k, column)
+            read = [em.here(element, f"load {element}, ptr {at(row, k).text}, align {read_at}") for row in rows]
+            store(em.pack(read), k, column)
             return []
 
         whole = em.round_down(count, lanes)
