@@ -121,6 +121,7 @@ def lower_options(chosen: Options, training: bool = False) -> LowerOptions:
         link_latency=chosen.link_latency,
         link_bandwidth=chosen.link_bandwidth,
         arena_bytes=ARENA_BYTES_IN_TRAINING if training else None,
+        pack_constants=chosen.freezing and not training,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

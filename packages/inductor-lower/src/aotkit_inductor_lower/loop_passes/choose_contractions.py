@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
+from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of
 from ..passes import Decision, Pass, PassContext
 from ..target import Choice
@@ -33,7 +33,8 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     if not any(isinstance(step, Contraction) or is_convolution(step) for step in program.steps):
         return program
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
-    chooser = _Chooser(ctx, buffers_of(program), Producers.of(program) if fuses else None)
+    known = _with_views_of_constants(program) if ctx.options.pack_constants else buffers_of(program)
+    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None)
     steps: list[Step] = []
     buffers, pads = program.buffers, None
     for position, step in enumerate(program.steps):
@@ -45,6 +46,15 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
         else:
             steps.append(chooser.chosen(position, step) if isinstance(step, Contraction) else step)
     return drop_dead_steps(replace(program, steps=tuple(steps), buffers=buffers))
+
+
+def _with_views_of_constants(program: Program) -> dict[str, Buffer]:
+    """The buffers, with views of constants as constants too: a target may choose what reads them packed."""
+    buffers = buffers_of(program)
+    for step in program.steps:
+        if isinstance(step, Alias) and buffers[step.base].kind is BufferKind.CONSTANT:
+            buffers[step.result] = replace(buffers[step.result], kind=BufferKind.CONSTANT)
+    return buffers
 
 
 @dataclass(slots=True)
