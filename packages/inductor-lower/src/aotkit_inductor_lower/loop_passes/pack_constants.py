@@ -6,7 +6,7 @@ another product in another layout or a gather of an embedding, stays as it is: i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,14 +35,14 @@ def pack_constants(program: Program, ctx: PassContext) -> Program:
     """The program with constants in panels, which are added to the context's."""
     buffers, uses = buffers_of(program), dict[str, list[_Use]]()
     roots = _roots(program, buffers, ctx)
-    readers = _readers(program, roots)
+    readers = _readers(program, roots, ctx.constants)
     for position, step in enumerate(program.steps):
         use = _use(position, step, roots, buffers, ctx) if isinstance(step, LoopNest) else None
         if use is not None:
             uses.setdefault(roots[use.load.buffer], []).append(use)
     steps, added = list(program.steps), list[Buffer]()
     for root, found in uses.items():
-        kind = {(use.load.buffer, use.steps_first, use.panels) for use in found}
+        kind = {(_seen(buffers[use.load.buffer]), use.steps_first, use.panels) for use in found}
         if len(kind) > 1 or readers[root] - {use.position for use in found}:
             _note(ctx, program.steps[found[0].position], root, False, "something else reads it as it is")
         elif ctx.fuel.take():
@@ -67,9 +67,20 @@ def pack(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
     return packed.copy_(apart.permute(2, 0, 3, 1).reshape(packed.shape))
 
 
+def _seen(buffer: Buffer) -> tuple[object, ...]:
+    """What tells views of one constant apart."""
+    return buffer.sizes, buffer.strides
+
+
 def _roots(program: Program, buffers: Mapping[str, Buffer], ctx: PassContext) -> dict[str, str]:
-    """The constant that each buffer shows, itself or a view of it from its first element on."""
-    found = {name: name for name, b in buffers.items() if b.kind is BufferKind.CONSTANT and name in ctx.constants}
+    """The constant that each buffer shows, itself or a view of it from its first element on. Of several that are one
+    tensor it is the first."""
+    found: dict[str, str] = {}
+    same: dict[Hashable, str] = {}
+    for name, tensor in ctx.constants.items():
+        if name in buffers and tensor.layout is torch.strided:
+            own = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_neg())
+            found[name] = same.setdefault(own, name)
     for step in program.steps:
         if isinstance(step, Alias) and step.base in found and step.offset == 0:
             if buffers[step.result].dtype == buffers[step.base].dtype:
@@ -77,18 +88,21 @@ def _roots(program: Program, buffers: Mapping[str, Buffer], ctx: PassContext) ->
     return found
 
 
-def _readers(program: Program, roots: Mapping[str, str]) -> dict[str, set[int]]:
-    """Where a constant is read or written; the end of the program for one that is returned."""
-    found: dict[str, set[int]] = {root: set() for root in roots.values()}
+def _readers(
+    program: Program, roots: Mapping[str, str], constants: Mapping[str, torch.Tensor]
+) -> dict[str, set[int]]:
+    """Where the memory of a constant is read or written; the end of the program for one that is returned."""
+    memory = {root: constants[root].untyped_storage().data_ptr() for root in roots.values()}
+    found: dict[int, set[int]] = {place: set() for place in memory.values()}
     for position, step in enumerate(program.steps):
         known = isinstance(step, Alias) and step.result in roots
         for name in () if known else (*step_reads(step), *step_writes(step)):
             if name in roots:
-                found[roots[name]].add(position)
+                found[memory[roots[name]]].add(position)
     for out in program.outputs:
         if isinstance(out, BufferRef) and out.name in roots:
-            found[roots[out.name]].add(len(program.steps))
-    return found
+            found[memory[roots[out.name]]].add(len(program.steps))
+    return {root: found[place] for root, place in memory.items()}
 
 
 def _use(

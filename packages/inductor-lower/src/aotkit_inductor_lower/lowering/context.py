@@ -60,14 +60,20 @@ class LoweringContext:
     # -- buffers -----------------------------------------------------------------------------------
 
     def declare(
-        self, name: str, val: torch.Tensor, kind: BufferKind = BufferKind.TEMPORARY, dtype: torch.dtype | None = None
+        self,
+        name: str,
+        val: torch.Tensor,
+        kind: BufferKind = BufferKind.TEMPORARY,
+        dtype: torch.dtype | None = None,
+        starts: int = 0,
     ) -> View:
-        """A new buffer with the sizes and strides of a fake tensor, as a view of itself."""
+        """A new buffer with the sizes and strides of a fake tensor, as a view of itself. ``starts``: where in its
+        storage, if the fake value does not say: make_fx leaves that out for constants, though their views have it."""
         name = self.unique(name)
         sizes, strides = self.sizes.exprs(val.shape), self.sizes.exprs(val.stride())
         dtype = dtype or val.dtype
         self.buffers[name] = Buffer(name, str(dtype).removeprefix("torch."), sizes, strides, kind, str(val.device))
-        self._storage_offsets[name] = self.sizes.expr(val.storage_offset())
+        self._storage_offsets[name] = self.sizes.expr(val.storage_offset() or starts)
         return View(name, dtype, sizes, dim_exprs(len(sizes)), strides, to_expr(0))
 
     def declare_dense(self, name: str, sizes: Sequence[Expr], dtype: torch.dtype) -> View:
