@@ -136,12 +136,13 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--after", choices=("", "gelu", "relu", "silu"), default="")
+    parser.add_argument("--only", default="", help="a part of the direction")
     parser.add_argument("--residual", action="store_true", help="a tensor is added before what comes after")
     parser.add_argument("--packed", action="store_true", help="weights are constants")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     chosen = parser.parse_args()
     case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype))
-    directions = [name for name in DIRECTIONS if "w" in name or not case.packed]
+    directions = [name for name in DIRECTIONS if chosen.only in name and ("w" in name or not case.packed)]
     clock = begin(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}; {case}\n")
     print("| rows, summed, columns | product | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")

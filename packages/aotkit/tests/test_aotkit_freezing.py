@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 import aotkit
 from aotkit_cache import open_cache
+from aotkit_inductor_lower.targets.cpu import host_machine
 
 OPTIONS = {"freezing": True, "fallback": "error"}
 
@@ -163,3 +167,60 @@ def test_an_entry_of_a_frozen_model_does_not_hold_the_weights_that_are_used_as_t
     cache = open_cache()
     (size,) = [s.size for s in cache.entries() if cache.describe(s.key)[0].meta.get("kind") == "inference"]
     assert size < 600 * 600 * 4 // 2
+
+
+def layers(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 200), nn.GELU(), nn.Linear(200, 130)).to(dtype).eval()
+
+
+def packed(recorder: aotkit.Recorder) -> bool:
+    """Whether weights were packed for the products."""
+    return any("laid out once" in str(record.report) for record in recorder.graphs)
+
+
+@pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+def test_weights_of_linear_layers_are_packed_once_and_never_stale() -> None:
+    model, x = layers(torch.float32), torch.randn(40, 96)
+    recorder = aotkit.Recorder()
+    with torch.no_grad():
+        run = freeze(model, observer=recorder, contractions="generated")
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+        assert packed(recorder)
+        model[0].weight.mul_(2)  # as an optimizer does
+        with pytest.raises(aotkit.FrozenParameterError, match=r"shape \(200, 96\), has changed since"):
+            run(x)
+        run = freeze(model, contractions="generated")
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+        model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+        with pytest.raises(aotkit.FrozenParameterError, match="has changed since"):
+            run(x)
+
+
+@pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_are_in_memory_packed_or_as_they_were(dtype: torch.dtype) -> None:
+    model, x = layers(dtype), torch.randn(40, 96, dtype=dtype)
+    with torch.no_grad():
+        run, want = freeze(model, contractions="generated"), model(x)
+        first = run(x)
+        torch.testing.assert_close(first, want, rtol=1e-5 if dtype is torch.float32 else 2e-2, atol=1e-2)
+        left = weakref.ref(model[0].weight)
+        assert aotkit.discard_parameters(model) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        gc.collect()
+        assert left() is None, "nothing else holds the weight as it was"
+        assert torch.equal(run(x), first)
+
+
+@pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+def test_packed_weights_come_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    x, results = torch.randn(40, 96, generator=torch.Generator().manual_seed(1)), []
+    for factor, loaded in ((1, 0), (1, 1), (2, 0)):
+        model, recorder = layers(torch.float32), aotkit.Recorder()
+        with torch.no_grad():
+            model[0].weight.mul_(factor)
+            results.append(freeze(model, observer=recorder, contractions="generated")(x))
+            torch.testing.assert_close(results[-1], model(x), rtol=1e-5, atol=1e-5)
+        assert (hits(recorder), packed(recorder)) == (loaded, True)
+    assert torch.equal(results[0], results[1])

@@ -19,6 +19,7 @@ from torch.export import Dim, export
 import aotkit
 from aotkit import PackageError
 from aotkit.driver import package as package_module
+from aotkit_inductor_lower.targets.cpu import host_machine
 
 
 class Model(nn.Module):
@@ -386,6 +387,19 @@ def test_a_frozen_package_holds_what_its_weights_became(tmp_path: Path) -> None:
         with pytest.raises(aotkit.FrozenParameterError, match=f"compiled for the values of {name}; compile it again"):
             loaded.load_weights({name: model.state_dict()[name]}, strict=False)
     torch.testing.assert_close(loaded(x), model(x).detach())
+
+
+def test_a_frozen_package_carries_packed_weights(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval(), torch.randn(40, 256)
+    options = aotkit.Options(freezing=True, contractions="generated")
+    loaded = aotkit.load(aotkit.aot_compile(model, (x,), tmp_path / "frozen", options=options))
+    torch.testing.assert_close(loaded(x), model(x).detach(), rtol=1e-5, atol=1e-5)
+    if host_machine().has("fma"):
+        assert {"0.weight", "2.weight"} <= set(loaded.manifest["gone"])
+        size = (tmp_path / "frozen").stat().st_size
+        assert size < 1.5 * sum(4 * p.numel() for p in model.parameters()), "one copy, and the code"
+    with pytest.raises(aotkit.FrozenParameterError, match=r"compiled for the values of 0\.weight"):
+        loaded.load_weights({"0.weight": model[0].weight.detach()}, strict=False)
 
 
 def test_a_frozen_package_keeps_buffers_that_are_written_and_tied_weights(tmp_path: Path) -> None:

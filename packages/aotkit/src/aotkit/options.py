@@ -34,7 +34,8 @@ class Options:
     ``cudagraph_outputs``: results of replays stay valid (``"survive"``: copied where they are kept; ``"copy"``: always
     copied) or are taken back by the next step (``"overwrite"``: reading them then raises).
     ``freezing``: where gradients are off, parameters and buffers become constants: norms and arithmetic go into the
-    weights of convolutions, weights are laid out for oneDNN. A parameter that changes afterwards is an error.
+    weights of convolutions, weights are laid out for oneDNN, or packed once as our products read them. A parameter that
+    changes afterwards is an error; :func:`aotkit.discard_parameters` gives back the memory of those as they were.
     ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, functions that
     Dynamo leaves in graphs, and tensor subclasses, whose graphs may be kept, as ``"namespace.name@version"``: change
     the version when the code changes.

@@ -19,6 +19,9 @@ from .passes import Decision
 __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "ProductChoice", "make_report", "merge_reports"]
 
 
+_NOT_FUSIONS = ("inline", "contraction", "overlap", "gather", "pack")
+
+
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
     """A generated kernel and the graph nodes it computes.
@@ -60,6 +63,7 @@ class LoweringReport:
     ``generated_nodes`` of ``eligible_nodes`` run in kernels; eligible are the calls that are not views, creations,
     matrix products, convolutions, attention or pooling. ``refused`` are fusions that were considered and not made.
     ``overlaps``: what runs beside each collective. ``products``: who computes products, as far as there was a choice.
+    ``packed``: constant matrices that products read, packed once or not.
     """
 
     kernel_count: int
@@ -70,6 +74,7 @@ class LoweringReport:
     refused: tuple[Decision, ...]
     overlaps: tuple[Decision, ...] = ()
     products: tuple[ProductChoice, ...] = ()
+    packed: tuple[Decision, ...] = ()
 
     @property
     def generated_share(self) -> float:
@@ -92,6 +97,7 @@ class LoweringReport:
             lines.append(f"  kernel {group.kernel}: {' '.join(group.nodes)}{where}")
         for choice in self.products:
             lines.append(f"  {'our own' if choice.ours else 'left to ATen'} {choice.count}x {choice.what}")
+        lines += [f"  matrix of {record.first}: {record.reason}" for record in self.packed]
         for extern in self.externs:
             lines.append(f"  ATen {extern.count}x {extern.target}: {extern.reason}")
         for record in self.refused:
@@ -121,9 +127,10 @@ def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: 
         tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
         len(eligible),
         sum(node.name not in externs for node in eligible),
-        tuple(r for r in records if not r.fused and r.kind not in ("inline", "contraction", "overlap", "gather")),
+        tuple(r for r in records if not r.fused and r.kind not in _NOT_FUSIONS),
         tuple(record for record in records if record.kind == "overlap"),
         _products(records),
+        tuple(record for record in records if record.kind == "pack"),
     )
 
 
@@ -141,6 +148,7 @@ def merge_reports(reports: Sequence[LoweringReport], calls: Sequence[ExternCount
         tuple(record for r in reports for record in r.refused),
         tuple(record for r in reports for record in r.overlaps),
         _counted((choice.ours, choice.what, choice.count) for r in reports for choice in r.products),
+        tuple(record for r in reports for record in r.packed),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Load, LoopNest, Program, Step
-from ..ir.walk import buffers_of, instructions, loads, reduces, step_reads, step_writes
+from ..ir.walk import buffers_of, loads, reduces, step_reads, step_writes
 from ..kernel_ir.panels import Panels
 from ..passes import Decision, Pass, PassContext
 from ..symbolic import Symbol, contiguous_strides, to_expr
@@ -82,15 +82,13 @@ def _roots(program: Program, buffers: Mapping[str, Buffer], ctx: PassContext) ->
             own = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_neg())
             found[name] = same.setdefault(own, name)
     for step in program.steps:
-        if isinstance(step, Alias) and step.base in found and step.offset == 0:
-            if buffers[step.result].dtype == buffers[step.base].dtype:
-                found[step.result] = found[step.base]
+        whole = isinstance(step, Alias) and step.base in found and step.offset == 0
+        if isinstance(step, Alias) and whole and buffers[step.result].dtype == buffers[step.base].dtype:
+            found[step.result] = found[step.base]
     return found
 
 
-def _readers(
-    program: Program, roots: Mapping[str, str], constants: Mapping[str, torch.Tensor]
-) -> dict[str, set[int]]:
+def _readers(program: Program, roots: Mapping[str, str], constants: Mapping[str, torch.Tensor]) -> dict[str, set[int]]:
     """Where the memory of a constant is read or written; the end of the program for one that is returned."""
     memory = {root: constants[root].untyped_storage().data_ptr() for root in roots.values()}
     found: dict[int, set[int]] = {place: set() for place in memory.values()}

@@ -252,7 +252,7 @@ def _attribute(ctx: LoweringContext, gm: GraphModule, node: Node) -> NodeValue:
         value = getattr(value, part)
     if not isinstance(value, torch.Tensor):
         raise ctx.unsupported(node, f"a graph attribute of type {type(value).__name__} is not a tensor")
-    return ctx.declare(node.name, node.meta.get("val", value), BufferKind.CONSTANT, starts=value.storage_offset())
+    return ctx.declare(node.name, node.meta.get("val", value), BufferKind.CONSTANT, starts=int(value.storage_offset()))
 
 
 def _outputs(ctx: LoweringContext, node: Node) -> tuple[BufferRef | SymInput | None, ...]:

@@ -57,9 +57,9 @@ def choose_form(
     if tiles is not None:
         return tiles
     packed = options.pack_constants and is_constant(contraction.right, buffers)
-    if factors == {DType.BF16} and options.contractions != "generated":
-        if processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed):
-            return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
+    narrow = factors == {DType.BF16} and options.contractions != "generated"
+    if narrow and (processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed)):
+        return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
     sides = contraction.rows, contraction.columns, contraction.reduced
     sizes = [product(loop.size for loop in loops).constant for loops in sides]
     known = [size for size in sizes if size is not None]
@@ -89,9 +89,7 @@ def is_constant(factor: Operand, buffers: Mapping[str, Buffer]) -> bool:
     return isinstance(first, Load) and not others and buffers[first.buffer].kind is BufferKind.CONSTANT
 
 
-def _multiplies_pairs(
-    contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine, packed: bool
-) -> bool:
+def _multiplies_pairs(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine, packed: bool) -> bool:
     """Whether a product of bfloat16 is one of pairs that are read as they lie, or packed before."""
     if contraction.batch or not multiplies_pairs(machine):
         return False

@@ -24,7 +24,16 @@ from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
 __all__ = ["GroupedProduct", "ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
 __all__ += ["has_tiles", "lies_along_columns"]
-__all__ += ["multiplies_bytes", "multiplies_pairs", "grouped_product", "packed_form", "packed_right", "panels_of_tiles", "plain_left", "product_form"]
+__all__ += [
+    "grouped_product",
+    "multiplies_bytes",
+    "multiplies_pairs",
+    "packed_form",
+    "packed_right",
+    "panels_of_tiles",
+    "plain_left",
+    "product_form",
+]
 __all__ += ["product_of", "tiled_product"]
 
 LEAST_IN_TILES = (6, 8, 4)  # rows, columns, summed: of less there is no tile

@@ -37,7 +37,7 @@ from .tile import ALIGNED, FLOATS, fma_of, tile_function
 from .turn import turn_function
 from .types import memory_type, width
 
-__all__ = ["TURNED", "ProductEmitter", "CopiedFactor"]
+__all__ = ["TURNED", "CopiedFactor", "ProductEmitter"]
 
 ROWS = 6  # of a tile
 STRIP = 1 << 17  # elements of the right factor that are copied at once: they stay in the second-level cache

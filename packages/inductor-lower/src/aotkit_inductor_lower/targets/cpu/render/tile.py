@@ -14,8 +14,9 @@ ALIGNED = 64  # bytes: where panels and tiles begin
 
 @dataclass(frozen=True, slots=True)
 class TileKind:
-    """What tiles multiply. ``name``: in names of functions; ``element``: of sums; ``item``: of panels, a number or a ``group`` of them that lie side by
-    side along the sum; ``number``: of the left factor; ``dot``: the intrinsic for groups."""
+    """What tiles multiply. ``name``: in names of functions; ``element``: of sums; ``item``: of panels, a number or a
+    ``group`` of them that lie side by side along the sum; ``number``: of the left factor; ``dot``: the intrinsic for
+    groups."""
 
     name: str
     element: str
@@ -71,7 +72,7 @@ class _Tile:
         """``made.r.v``: what was ``before``, and the products of step ``k``, of ``rest`` numbers of a group or all."""
         kind, type_, lanes = self.kind, self.type, self.lanes
         vector = kind.item_vector(lanes)
-        item = vector_type(kind.item, lanes)
+        item, first = vector_type(kind.item, lanes), f"<{lanes} x i32> zeroinitializer"
         lines = [f"  %{made}.from = mul i64 {k}, {self.panel}", f"  %{made}.along = mul i64 {k}, %step"]
         for v in range(self.vectors):
             lines += [
@@ -85,7 +86,7 @@ class _Tile:
             lines += self._some_of_group(number, rest) if rest else self._number(number)
             lines += [
                 f"  %{made}.one.{r} = insertelement {item} poison, {kind.item} {number}, i64 0",
-                f"  {number}.all = shufflevector {item} %{made}.one.{r}, {item} poison, <{lanes} x i32> zeroinitializer",
+                f"  {number}.all = shufflevector {item} %{made}.one.{r}, {item} poison, {first}",
             ]
             if kind.group > 1:
                 lines.append(f"  {number}.seen = bitcast {item} {number}.all to {vector}")
