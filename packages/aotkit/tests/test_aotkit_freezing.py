@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import aotkit
+from aotkit.driver import lower
 from aotkit_cache import open_cache
 from aotkit_inductor_lower.targets.cpu import host_machine
 
@@ -224,3 +225,12 @@ def test_packed_weights_come_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> 
             torch.testing.assert_close(results[-1], model(x), rtol=1e-5, atol=1e-5)
         assert (hits(recorder), packed(recorder)) == (loaded, True)
     assert torch.equal(results[0], results[1])
+
+
+def test_of_more_weights_than_an_entry_may_hold_none_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower, "MOST_PACKED_BYTES", 4 * (96 * 200 + 200 * 130 + 330) - 1)
+    model, x, recorder = layers(torch.float32), torch.randn(40, 96), aotkit.Recorder()
+    with torch.no_grad():
+        run = freeze(model, observer=recorder, contractions="generated", cache=False)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    assert not packed(recorder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from aotkit_inductor_lower import LowerOptions, compile_to_program
 from aotkit_inductor_lower.driver import join_collectives
 from aotkit_inductor_lower.graph_partition import CompiledParts
 from aotkit_partition.chunk_losses import chunk_losses
+from aotkit_partition.graph_text import graph_constants
 from aotkit_runtime_wrappers import schema_checks
 
 from .._observer import Observer
@@ -29,6 +31,9 @@ __all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "ru
 #: of inductor-lower). An allocation takes a microsecond, kernels over so much memory many times that.
 ARENA_BYTES_IN_TRAINING = 1 << 18
 
+#: Of more frozen weights none is packed: entries of the cache, and packages, hold packed ones, up to a size.
+MOST_PACKED_BYTES = 48 << 20
+
 
 def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
     """Our stage ``lower``: generated kernels, or ATen as it stands."""
@@ -44,7 +49,9 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     with ctx.recorder.stage("lower"):
         compiled = compile_to_program(
             graph,
-            options=lower_options(ctx.options, training=kind != "inference"),
+            options=replace(
+                lower_options(ctx.options, training=kind != "inference"), pack_constants=_packs(graph, ctx.options)
+            ),
             observer=ctx.recorder.part(ctx.short(name)),
             object_store=store,
             arenas=ctx.arenas,
@@ -105,6 +112,14 @@ def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
     return run
 
 
+def _packs(graph: torch.fx.GraphModule, options: Options) -> bool:
+    """Whether the constants of a frozen graph may be packed: what is kept of it then holds them."""
+    if not options.freezing:
+        return False
+    held = graph_constants(graph).values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in held) <= MOST_PACKED_BYTES
+
+
 def lower_options(chosen: Options, training: bool = False) -> LowerOptions:
     """What the options of the stack mean for the lowering. ``training``: of a forward or backward."""
     return LowerOptions(
@@ -121,7 +136,6 @@ def lower_options(chosen: Options, training: bool = False) -> LowerOptions:
         link_latency=chosen.link_latency,
         link_bandwidth=chosen.link_bandwidth,
         arena_bytes=ARENA_BYTES_IN_TRAINING if training else None,
-        pack_constants=chosen.freezing and not training,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),
