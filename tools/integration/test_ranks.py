@@ -17,7 +17,7 @@ CASES = ["llama/simple-fsdp/static", "bert/ddp-in-graph/static", "resnet/simple-
 
 
 @pytest.mark.parametrize("case", [*CASES, "resnet/tp-ddp/restored"])
-def test_training_on_several_ranks_with_collectives_in_the_graphs_is_as_in_eager_mode(case: str, tmp_path: Path) -> None:
+def test_training_on_ranks_with_collectives_in_the_graphs_is_as_in_eager_mode(case: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     failed = main(["--only", case, "--steps", "3", "--journal", str(journal)])
     (row,) = (json.loads(line) for line in journal.read_text().splitlines())
