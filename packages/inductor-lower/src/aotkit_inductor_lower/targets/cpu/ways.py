@@ -35,6 +35,7 @@ from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs, pairs_of
 from .render.few_rows_in_panels import FewRowsInPanels, panels_of
 from .render.few_rows_of_bytes import FewRowsOfBytes
+from .render.few_rows_of_halves import FewRowsOfHalves, halves_of
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 from .render.product_in_groups import GroupedProductEmitter
@@ -93,6 +94,13 @@ def _along_columns(kernel: Kernel, form: Form, target: Machine, known: dict[str,
     return FewRowsAlongColumns(kernel, form, target, known).emit
 
 
+def _of_halves(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    halves = halves_of(kernel, form) if isinstance(form, FewRowsSite) else None
+    if halves is None or not isinstance(form, FewRowsSite):
+        return None
+    return FewRowsOfHalves(kernel, form, target, known, halves).emit
+
+
 def _along_sums(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
     return FewRowsAlongSums(kernel, form, target, known).emit if isinstance(form, FewRowsSite) else None
 
@@ -120,6 +128,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "few rows of bytes": (multiplies_bytes, _of_bytes),
         "few rows in pairs": (multiplies_pairs, _in_pairs),
         "few rows in panels": (_multiplies_and_adds, _in_panels),
+        "few rows of halves": (_multiplies_and_adds, _of_halves),
         "few rows along columns": (_multiplies_and_adds, _along_columns),
         "few rows along sums": (_multiplies_and_adds, _along_sums),
         "loops": (_every, _loops),

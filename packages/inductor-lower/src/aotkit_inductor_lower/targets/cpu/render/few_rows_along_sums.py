@@ -35,6 +35,7 @@ class FewRowsAlongSums(FewRowsEmitter):
         super().__init__(kernel, site, target, declarations)
         narrow = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
         self.group = 2 if narrow and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.count))
+        self.ahead, self.tail_step = AHEAD, self.across
         self.vectors = max(1, self.registers // 2 // self.count // self.group) if self.count <= 2 else 1
 
     def loads_left(self) -> bool:
@@ -116,7 +117,7 @@ class FewRowsAlongSums(FewRowsEmitter):
             values = em.loop(low, whole, step, carried(values), functools.partial(body, None), "k")
             if exact:
                 return values
-            return em.loop(whole, high, self.across, carried(values), functools.partial(body, high), "k")
+            return em.loop(whole, high, self.tail_step, carried(values), functools.partial(body, high), "k")
 
         found = self.within(low, high, [self.zero()] * (len(sums) * vectors), steps)
         for position, (row, column) in enumerate(sums):
@@ -153,7 +154,7 @@ class FewRowsAlongSums(FewRowsEmitter):
         together."""
         widths = [width(i.dtype) for i in self.right if isinstance(i, Load)]
         if widths:
-            self.prefetch(to_expr(AHEAD * 8 // max(widths)), copies, 2)
+            self.prefetch(to_expr(self.ahead * 8 // max(widths)), copies, 2)
 
     def _left(self, row: int, k: Ssa, vector: Vector) -> list[Ssa]:
         """Vectors of one row of the left factor."""
