@@ -66,7 +66,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cudagraphs": ("drivers", "split", "trees"),
     "cache": ("sealed", "stores"),
-    "aotkit": ("attention", "hugging_face", "link", "saved", "staged"),
+    "aotkit": ("attention", "huge_pages", "hugging_face", "link", "saved", "staged"),
 }
 
 

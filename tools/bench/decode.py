@@ -2,6 +2,7 @@
 
 python -m tools.bench.decode                        a Llama of 104 M parameters, all formats of its weights
 python -m tools.bench.decode --large                24 layers and 128 000 words: the weights fit no cache
+python -m tools.bench.decode --huge-pages           weights, and the tensor that is summed, in huge pages
 python -m tools.bench.decode --formats int8 --inductor
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
@@ -29,7 +30,9 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit  # noqa: F401  (registers the backend)
+from aotkit import huge_pages
 from aotkit_inductor_lower import LowerOptions, compile_graph
+from aotkit_inductor_lower.memory.huge_pages import move_to_huge_pages
 from tools.bench.__main__ import machine
 from tools.bench.chains import keep_freed_memory, median_ratio
 
@@ -187,6 +190,9 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
         calls["inductor"] = torch.compile(model)
     ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
     memory, reading = torch.ones(READ // 4), []
+    if chosen.huge_pages:
+        move_to_huge_pages([(memory.data_ptr(), memory.nbytes)])
+        huge_pages.move_weights(model)
     for way in ways.values():
         way.prefill()
         for _ in range(2):
@@ -321,6 +327,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.decode", description=__doc__)
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--huge-pages", action="store_true")
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--attention", action="store_true")

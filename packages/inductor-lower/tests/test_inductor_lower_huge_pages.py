@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import LowerOptions, compile_graph
 from aotkit_inductor_lower._torch_compat import empty_strided_cpu
 from aotkit_inductor_lower.memory import huge_pages
-from aotkit_inductor_lower.memory.huge_pages import LARGE, allocator_of_large, wish_huge_pages
+from aotkit_inductor_lower.memory.huge_pages import LARGE, allocator_of_large, move_to_huge_pages, wish_huge_pages
 
 HUGE = 1 << 21
 
@@ -76,3 +76,33 @@ def test_the_system_itself_takes_the_wish_and_the_memory_is_as_before() -> None:
 def test_without_the_call_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "system_madvise", lambda: None)
     assert not wish_huge_pages(HUGE, LARGE)
+
+
+def test_pages_of_which_half_is_given_are_moved_once(wishes: list[tuple[int, int, int]]) -> None:
+    half = HUGE // 2
+    ranges = [
+        (4 * HUGE + half, half),  # half of a page
+        (8 * HUGE + half + 64, half - 64),  # less
+        (12 * HUGE, 2 * HUGE + half - 1),  # two pages and less than half
+        (12 * HUGE, HUGE),  # again
+        *((20 * HUGE + place * HUGE // 4, HUGE // 4 - 64) for place in range(4)),  # what lies side by side
+        (30 * HUGE, 0),
+    ]
+    assert move_to_huge_pages(ranges) == 4 * HUGE
+    assert wishes == [(page * HUGE, HUGE, 25) for page in (4, 12, 13, 20)]
+
+
+def test_what_the_system_does_not_move_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "system_madvise", lambda: lambda *_: -1)
+    assert move_to_huge_pages([(HUGE, 4 * HUGE)]) == 0
+    monkeypatch.setattr(huge_pages, "system_madvise", lambda: None)
+    assert move_to_huge_pages([(HUGE, 4 * HUGE)]) == 0
+
+
+def test_moved_memory_is_as_before() -> None:
+    tensors = [torch.arange(1 << 20) + number for number in range(3)]
+    places = [tensor.data_ptr() for tensor in tensors]
+    moved = move_to_huge_pages((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+    assert moved % HUGE == 0 and moved <= sum(tensor.nbytes + 2 * HUGE for tensor in tensors)
+    assert [tensor.data_ptr() for tensor in tensors] == places
+    assert all(torch.equal(tensor, torch.arange(1 << 20) + number) for number, tensor in enumerate(tensors))

@@ -265,6 +265,18 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         compile_graph(graph)
 
 
+@pytest.mark.parametrize("columns", [32, 128])
+def test_weights_in_another_layout_are_refused(columns: int) -> None:
+    """As a weight of half as many numbers, or of bytes that hold one number each."""
+    x, _, scales = operands(1, 64, 128, 64, torch.bfloat16)[0]
+    other = torch.zeros(64, columns, dtype=torch.uint8)
+    graph = make_fx(of_group(64), tracing_mode="fake")(x, other, scales)
+    with pytest.raises(UnsupportedGraphError, match=rf"uint8 of shape \[64, {columns}\].* uint8 of shape \[64, 64\]"):
+        compile_graph(graph)
+    with pytest.raises(RuntimeError, match="to be K/2"):
+        of_group(64)(x, other, scales)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_weights_of_eight_bits(rows: int, dtype: torch.dtype) -> None:

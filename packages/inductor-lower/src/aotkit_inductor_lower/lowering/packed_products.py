@@ -14,7 +14,8 @@ Note [Weights of four bits as ATen packs them]
 
     How ATen packs here is seen by packing a small matrix (:func:`panel_columns`); any other layout is left to ATen, as
     is a number of columns that does not fill its panels. Scales that do not fit the group size are refused, since ATen
-    would read memory beyond them.
+    would read memory beyond them, and so are weights that are not packed for the CPU (those for CUDA have integers of
+    32 bits in four dimensions), which ATen refuses in the call.
 
 ``_weight_int8pack_mm`` takes a plain matrix of bytes and a scale for each of its rows.
 """
@@ -85,6 +86,12 @@ def _check_scales(ctx: LoweringContext, node: Node) -> None:
     x, weight, group, scales = given
     if group not in _GROUPS:
         raise ctx.unsupported(node, f"its groups have {group} numbers, and there are products for {_GROUPS} only")
+    packed = [weight.shape[0], x.shape[1] // 2]
+    if weight.dtype is not torch.uint8 or list(weight.shape) != packed:
+        found = f"{str(weight.dtype).removeprefix('torch.')} of shape {list(weight.shape)}"
+        raise ctx.unsupported(
+            node, f"its weight is {found}, and packed for the CPU it would be uint8 of shape {packed}"
+        )
     expected = [-(-x.shape[1] // group), weight.shape[0], 2]
     if list(scales.shape) != expected:
         raise ctx.unsupported(node, f"its scales have shape {list(scales.shape)}, and the weight has {expected}")

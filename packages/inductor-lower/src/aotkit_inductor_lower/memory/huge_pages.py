@@ -7,6 +7,13 @@ Note [Fresh memory in huge pages]
 
     Most systems give such pages only to who asks for them (``madvise``, transparent huge pages). It is a wish: where
     they don't exist, nothing changes. Only whole huge pages inside of the memory are asked for, so no more is used.
+
+Note [Memory that is read through once]
+    Whoever reads through gigabytes, as a language model does for each token, goes from page to page all the time. How
+    long that takes depends on where the system happened to put the small ones: the same sum takes 10 to 16 ms of one
+    tensor and of another. Linux moves memory that is there already into huge pages (``MADV_COLLAPSE``, from 6.1 on).
+    Tensors lie next to each other in the memory of the C library, so it is their common ranges that are moved, and a
+    page of which less than half is asked for stays as it is.
 """
 
 from __future__ import annotations
@@ -14,15 +21,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-__all__ = ["HUGE_PAGE", "LARGE", "MADV_HUGEPAGE", "allocator_of_large", "system_madvise", "wish_huge_pages"]
+__all__ = [
+    "HUGE_PAGE",
+    "LARGE",
+    "MADV_HUGEPAGE",
+    "allocator_of_large",
+    "move_to_huge_pages",
+    "system_madvise",
+    "wish_huge_pages",
+]
 
 LARGE = 8 << 20  # bytes, from which on two system calls do not count
 HUGE_PAGE = 1 << 21  # bytes
 MADV_HUGEPAGE = 14  # Linux's number of the wish
+MADV_COLLAPSE = 25  # and of the move
 
 Allocator = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -46,6 +62,33 @@ def wish_huge_pages(address: int, nbytes: int) -> bool:
         return False
     first = -(-address // HUGE_PAGE) * HUGE_PAGE
     return madvise(first, (address + nbytes - first) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE) == 0
+
+
+def move_to_huge_pages(ranges: Iterable[tuple[int, int]]) -> int:
+    """Move memory, given as addresses and bytes, into huge pages where it lies: addresses and contents stay the same.
+    Gives the bytes of the pages that the system moved, or had there; 0 where it has no such call.
+
+    See Note [Memory that is read through once]. Safe while others read and write that memory.
+    """
+    madvise = system_madvise()
+    if madvise is None:
+        return 0
+    return sum(HUGE_PAGE for page in _pages_worth_moving(ranges) if madvise(page, HUGE_PAGE, MADV_COLLAPSE) == 0)
+
+
+def _pages_worth_moving(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """The huge pages of which at least half lies in the ranges, which may overlap."""
+    held: dict[int, int] = {}
+    behind = 0
+    for start, nbytes in sorted(ranges):
+        end, at = start + nbytes, max(start, behind)
+        behind = max(behind, end)
+        while at < end:
+            page = at // HUGE_PAGE * HUGE_PAGE
+            next_at = min(end, page + HUGE_PAGE)
+            held[page] = held.get(page, 0) + next_at - at
+            at = next_at
+    return [page for page, nbytes in held.items() if 2 * nbytes >= HUGE_PAGE]
 
 
 def allocator_of_large(empty: Allocator) -> Allocator:

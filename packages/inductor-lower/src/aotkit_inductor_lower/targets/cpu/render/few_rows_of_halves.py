@@ -7,7 +7,8 @@ Note [Pairs of halves]
     copied with the even steps of each pair of vectors before its odd ones. All of it is exact, as a product of two
     bfloat16 is in float32, and so are subnormal numbers, which instructions for bfloat16 take for 0.
 
-    On AMD's processors columns are read one after the other (:data:`MOST_IN_ORDER` rows): four at once take 1.4 to 2.8 times as long (1024 and 2816 numbers summed, 1024 to 32000 columns, Zen 4).
+    On AMD's processors columns are read one after the other, up to :data:`MOST_IN_ORDER` rows: four at once take 1.4
+    to 2.8 times as long (1024 and 2816 numbers summed, 1024 to 32000 columns, Zen 4).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .few_rows_along_sums import FewRowsAlongSums
 __all__ = ["FewRowsOfHalves", "halves_of"]
 
 UPPER = -(1 << 16)  # the bits of a word's second number
-AHEAD_IN_ORDER = 1 << 10  # bytes
+AHEAD_IN_ORDER = 1 << 11  # bytes
 MOST_IN_ORDER = 4  # rows
 
 
