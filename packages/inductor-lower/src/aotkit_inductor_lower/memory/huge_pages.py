@@ -10,9 +10,10 @@ Note [Fresh memory in huge pages]
 
 Note [Memory that is read through once]
     Whoever reads through gigabytes, as a language model does for each token, goes from page to page all the time. How
-    long that takes depends on where the system happened to put the small ones, from one tensor to the next. Linux moves memory that is there already into huge pages (``MADV_COLLAPSE``, from 6.1 on).
-    Tensors lie next to each other in the memory of the C library, so it is their common ranges that are moved, and a
-    page of which less than half is asked for stays as it is.
+    long that takes depends on where the system happened to put the small ones, from one tensor to the next. Linux moves
+    memory that is there already into huge pages (``MADV_COLLAPSE``, from 6.1 on). Tensors lie next to each other in the
+    memory of the C library, so it is their common ranges that are moved, and a page of which less than half is asked
+    for stays as it is.
 """
 
 from __future__ import annotations
