@@ -3,11 +3,17 @@
 python -m tools.bench.ranks                      both, with 2 ranks
 python -m tools.bench.ranks --ranks 4            and with 4
 python -m tools.bench.ranks --share 0.25         communication takes a quarter of the time of the computation
+python -m tools.bench.ranks --first-call         what the first call costs, alone
 
 Layers gather their parameters as sharded models do. The network is a group of gloo's whose collectives run one after
 the other on a thread of their own, each after a pause of the given latency and bandwidth; the bandwidth is chosen
 so that communication takes the given share of the computation's time. Each step is wall time, the least of several, on
-one thread per rank; `first call` is processor time of all ranks, with and without `share_compiles`.
+one thread per rank.
+
+`first call` is processor time of all ranks for a first training step beyond that of a second one: Dynamo's trace, the
+compile of forward and backward, or their load, what is waited for (which asks a store again and again) and compared.
+Divided by what one rank needs that compiles by itself, the dearest of them. Dynamo and the compiler have been imported;
+`fresh` ranks have imported torch and begin with the step, so imports count too. `eager` compiles nothing: Dynamo alone.
 """
 
 from __future__ import annotations
@@ -226,39 +232,98 @@ class Blocks(nn.Module):
         return x
 
 
-def first_call(rank: int, folder: Path, share_compiles: bool, blocks: int = 8) -> float:
-    """Seconds of processor time of a first step, beyond those of a second one."""
-    os.environ["AOTKIT_CACHE_DIR"] = str(folder / f"cache{rank}-{share_compiles}")
-    model, x = Blocks(blocks), torch.randn(8, 64)
-    step = torch.compile(model, backend="aotkit", options={"share_compiles": share_compiles})
+#: What the ranks do for their first call. ``for ranks``: `aotkit.saved.compile_for_ranks`.
+FIRST_CALLS = ("eager", "apart", "share_compiles", "for ranks")
+
+
+def first_call(rank: int, folder: Path, how: str, model: nn.Module, x: torch.Tensor) -> float:
+    """Seconds of processor time of a first step, beyond those of a second one. ``how``: see `FIRST_CALLS`."""
+    os.environ["AOTKIT_CACHE_DIR"] = str(folder / f"cache{rank}-{how}")
     seconds = []
+    step: Callable[..., Any] | None = None
     for _ in range(2):
         dist.barrier()
         began = time.process_time()
+        step = step or _compiled(how, model, x)
         step(x).square().mean().backward()
         seconds.append(time.process_time() - began)
     return seconds[0] - seconds[1]
 
 
-def one_rank(folder: Path, rank: int, ranks: int, share: float) -> None:
-    """What a rank does."""
-    import aotkit  # noqa: F401  # registers the backend
+def _compiled(how: str, model: nn.Module, x: torch.Tensor) -> Callable[..., Any]:
+    if how == "eager":
+        return torch.compile(model, backend="eager")
+    if how == "for ranks":
+        import aotkit.saved
 
+        return partial(aotkit.saved.compile_for_ranks(model, (x,)), model)
+    options: dict[str, Any] = {"share_compiles": how == "share_compiles"}
+    return torch.compile(model, backend="aotkit", options=options)
+
+
+def _join(folder: Path, rank: int, ranks: int, network: Network) -> None:
     torch.set_num_threads(1)
-    network = Network()
     register(network)
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("slow", store=store, rank=rank, world_size=ranks)
-    # Dynamo and the compiler are imported, and loaded, before anything is measured.
-    torch.compile(Blocks(1), backend="aotkit", options={"cache": False})(torch.randn(8, 64)).sum().backward()
-    answer: dict[str, Any] = {"overlap": overlap(rank, folder, network, share)}
-    network.latency = 0.0
-    for name, shares in (("apart", False), ("shared", True)):
-        torch._dynamo.reset()
-        answer[name] = first_call(rank, folder, shares)
+
+
+def fresh_rank(folder: Path, rank: int, ranks: int, how: str, blocks: int) -> None:
+    """What a rank does whose first step is the first thing that is done."""
+    _join(folder, rank, ranks, Network())
+    seconds = first_call(rank, folder, how, Blocks(blocks), torch.randn(8, 64))
+    _answer(folder, rank, {how: seconds, "has Dynamo": "torch._dynamo" in sys.modules})
+
+
+def _answer(folder: Path, rank: int, answer: Mapping[str, Any]) -> None:
     (folder / f"answer{rank}").write_text(json.dumps(answer))
     dist.barrier()
     os._exit(0)  # the network's thread never ends
+
+
+def one_rank(folder: Path, rank: int, ranks: int, share: float | None, blocks: int) -> None:
+    """What a rank does. ``share``: of communication; without one overlap is left out."""
+    import aotkit  # noqa: F401  # registers the backend
+
+    network = Network()
+    _join(folder, rank, ranks, network)
+    # Dynamo and the compiler are imported, and loaded, before anything is measured.
+    torch.compile(Blocks(1), backend="aotkit", options={"cache": False})(torch.randn(8, 64)).sum().backward()
+    os.environ["AOTKIT_CACHE_DIR"] = str(folder / f"cache{rank}")
+    _compiled("for ranks", Blocks(1), torch.randn(8, 64))(torch.randn(8, 64)).sum().backward()
+    answer: dict[str, Any] = {}
+    if share is not None:
+        answer["overlap"] = overlap(rank, folder, network, share)
+        network.latency = 0.0
+    for how in FIRST_CALLS:
+        torch._dynamo.reset()
+        answer[how] = first_call(rank, folder, how, Blocks(blocks), torch.randn(8, 64))
+    _answer(folder, rank, answer)
+
+
+def run_all(ranks: int, arguments: Sequence[str]) -> list[dict[str, Any]] | None:
+    """The answers of that many processes, each of which runs this module with the ``arguments``."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        command = [sys.executable, "-m", "tools.bench.ranks", "--folder", str(folder), "--ranks", str(ranks)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "AOTKIT_CACHE_KEY": "one secret of all ranks"}
+        children = [subprocess.Popen([*command, *arguments, "--rank", str(rank)], env=env) for rank in range(ranks)]
+        codes = [child.wait() for child in children]
+        if any(codes):
+            return None
+        return [json.loads((folder / f"answer{rank}").read_text()) for rank in range(ranks)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def show_first_calls(answers: Sequence[Mapping[str, Any]], title: str) -> None:
+    """A line for each way: all ranks, as a share of the compile of one."""
+    alone = max(answer["apart"] for answer in answers)
+    for how in FIRST_CALLS:
+        each = [answer[how] for answer in answers]
+        per_rank = " ".join(f"{seconds:.2f}" for seconds in each)
+        share = f"{sum(each) / alone:.2f} of the compile of one"
+        print(f"{title}, {how}: {sum(each):.2f} s of all ranks ({per_rank}), {share}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,29 +331,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.ranks", description=__doc__.split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--blocks", type=int, default=8, help="of the model whose first call is measured")
+    parser.add_argument("--first-call", action="store_true", help="leave out overlap")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fresh", choices=FIRST_CALLS, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    if chosen.rank is not None:
-        one_rank(chosen.folder, chosen.rank, chosen.ranks, chosen.share)
-    folder = Path(tempfile.mkdtemp())
-    try:
-        command = [sys.executable, "-m", "tools.bench.ranks", "--folder", str(folder), "--ranks", str(chosen.ranks)]
-        command += ["--share", str(chosen.share), "--rank"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "AOTKIT_CACHE_KEY": "one secret of all ranks"}
-        ranks = [subprocess.Popen([*command, str(rank)], env=env) for rank in range(chosen.ranks)]
-        if any(rank.wait() for rank in ranks):
-            return 1
-        answers = [json.loads((folder / f"answer{rank}").read_text()) for rank in range(chosen.ranks)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    print(f"{chosen.ranks} ranks, milliseconds of a step of the first rank:")
-    for name, value in answers[0]["overlap"].items():
-        print(f"  {name:30} {value:8.2f}")
-    alone = max(answer["apart"] for answer in answers)
-    for name in ("apart", "shared"):
-        total = sum(answer[name] for answer in answers)
-        print(f"first call, {name}: {total:.2f} s of all ranks, {total / alone:.2f} of the compile of one")
+    if chosen.rank is not None and chosen.fresh:
+        fresh_rank(chosen.folder, chosen.rank, chosen.ranks, chosen.fresh, chosen.blocks)
+    elif chosen.rank is not None:
+        share = None if chosen.first_call else chosen.share
+        one_rank(chosen.folder, chosen.rank, chosen.ranks, share, chosen.blocks)
+    same = ["--share", str(chosen.share), "--blocks", str(chosen.blocks)]
+    answers = run_all(chosen.ranks, [*same, *(["--first-call"] if chosen.first_call else [])])
+    fresh = [run_all(chosen.ranks, [*same, "--fresh", how]) for how in FIRST_CALLS]
+    if answers is None or any(each is None for each in fresh):
+        return 1
+    if not chosen.first_call:
+        print(f"{chosen.ranks} ranks, milliseconds of a step of the first rank:")
+        for name, value in answers[0]["overlap"].items():
+            print(f"  {name:30} {value:8.2f}")
+    show_first_calls(answers, "first call")
+    joined = [{k: v for each in fresh for k, v in each[rank].items()} for rank in range(chosen.ranks)]  # type: ignore[index]
+    show_first_calls(joined, "first call of fresh processes")
     return 0
 
 

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from .driver.saved_function import SavedFunction, load_compiled_function
     from .driver.saved_step import TrainingStep, load_step
     from .torch_api.compile_to_save import compile_to_save
+    from .torch_api.for_ranks import compile_for_ranks
     from .torch_api.save_compiled import save_compiled_function
     from .torch_api.training_step import compile_step
 
 __all__ = [
     "SavedFunction",
     "TrainingStep",
+    "compile_for_ranks",
     "compile_step",
     "compile_to_save",
     "load_compiled_function",
@@ -39,6 +41,7 @@ __all__ = [
 _HOMES = {
     "SavedFunction": ".driver.saved_function",
     "TrainingStep": ".driver.saved_step",
+    "compile_for_ranks": ".torch_api.for_ranks",
     "compile_step": ".torch_api.training_step",
     "compile_to_save": ".torch_api.compile_to_save",
     "load_compiled_function": ".driver.saved_function",

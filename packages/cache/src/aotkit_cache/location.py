@@ -94,6 +94,17 @@ def open_cache(
     return ArtifactCache(store, signing_key or user_key(disk.directory), observer=observer)
 
 
+def own_signing_key() -> bytes | str:
+    """What entries of the default cache are signed with: AOTKIT_CACHE_KEY, else the key of this user in its directory,
+    which is made on first use.
+
+    Raises:
+        CacheError: the directory or the key can't be used.
+    """
+    environment = read_environment()
+    return environment.signing_key or user_key(private_directory(environment.directory))
+
+
 @contextlib.contextmanager
 def fresh_cache(*, delete: bool = True) -> Iterator[Path]:
     """Context in which this process, and the processes it starts, use an empty cache of their own.

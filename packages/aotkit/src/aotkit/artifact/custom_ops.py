@@ -24,10 +24,13 @@ from aotkit_cache import Uncacheable
 
 from ..errors import PackageError
 
-__all__ = ["TORCHS_OWN", "check_operators", "operators_of"]
+__all__ = ["COLLECTIVES", "TORCHS_OWN", "check_operators", "operators_of"]
 
 # Operators of other namespaces run code that no version of torch names.
 TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn", "c10d"})
+
+#: torch's as well; each call names its group, which the process that runs it must have.
+COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd"})
 
 _PARTS = ("_init_fn", "_abstract_fn", "_backward_fn", "_setup_context_fn")
 
@@ -44,7 +47,8 @@ def operators_of(gm: torch.fx.GraphModule, versions: Sequence[str], needs_source
         if name.split("::")[0] in TORCHS_OWN or str(target) in found:
             continue
         digest = _digest(name)
-        if needs_source and digest is None and name.replace("::", ".") not in listed:
+        torchs_own = name.split("::")[0] in COLLECTIVES
+        if needs_source and digest is None and not torchs_own and name.replace("::", ".") not in listed:
             raise Uncacheable(
                 f"the graph calls the custom operator {name}, whose Python source is not known; list it in the option "
                 "'cacheable' with a version of your own"

@@ -28,7 +28,7 @@ from aotkit_inductor_lower.targets.cpu import host_machine
 
 from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
 from ..options import Options
-from .custom_ops import TORCHS_OWN
+from .custom_ops import COLLECTIVES, TORCHS_OWN
 from .guards import Names
 from .records import ARTIFACT_FORMAT
 from .torch_state import cuda_capabilities, torch_state
@@ -57,7 +57,7 @@ _HIGHER_ORDER = frozenset(
 # They take a kernel, and what it is given, by their places in a table of this process.
 _LAUNCHERS = frozenset(("higher_order.triton_kernel_wrapper_mutation", "higher_order.triton_kernel_wrapper_functional"))
 # A collective names its group, and the size of it where that decides anything.
-_KNOWN_OPERATORS = TORCHS_OWN | {"_c10d_functional", "_c10d_functional_autograd"}
+_KNOWN_OPERATORS = TORCHS_OWN | COLLECTIVES
 _MODULES = frozenset({"torch", "_operator", "operator", "math", "builtins", "_functools"})
 # Metadata that a stage reads of Dynamo's nodes.
 _META = ("recompute", "ac_graph_id", "custom", "memory_budget", "partitioner_tag")

@@ -10,23 +10,37 @@ Note [Checks of a saved function]
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import GuardError
 from .values import importable_name, value_to_json
 
-__all__ = ["CheckTree", "Path", "identity_row", "path_text", "resolve", "tree_of_rows"]
+__all__ = ["CheckTree", "Path", "code_digest", "identity_row", "named_row", "path_text", "resolve", "tree_of_rows"]
 
 Path = Sequence[Sequence[Any]]
-"""Steps: ``["local", name]`` first, then ``["attr", name]``, ``["item", key]``."""
+"""Steps: ``["local", name]`` first, then ``["attr", name]``, ``["item", key]``, ``["type", None]`` to the class."""
 
 _ABSENT = object()
+#: Where builtin functions of torch and Python are found that don't know their module.
+_HOMES = (
+    "torch",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._special",
+    "torch._C._fft",
+    "torch._C",
+    "math",
+    "builtins",
+)
 
 
 def resolve(path: Path, scope: Mapping[str, Any]) -> Any:
@@ -38,6 +52,8 @@ def resolve(path: Path, scope: Mapping[str, Any]) -> Any:
 
 
 def _step(value: Any, kind: str, key: Any) -> Any:
+    if kind == "type":
+        return type(value)
     if kind == "item":
         return dict.__getitem__(value, key) if isinstance(value, dict) else value[key]
     # A module's own __getattr__ looks in its dictionaries, which have steps of their own here.
@@ -55,7 +71,9 @@ def path_text(path: Path) -> str:
     steps = list(path[1:])
     while steps:
         kind, key = steps.pop(0)
-        if kind == "attr" and key in ("_modules", "_parameters", "_buffers") and steps and steps[0][0] == "item":
+        if kind == "type":
+            text = f"type({text})"
+        elif kind == "attr" and key in ("_modules", "_parameters", "_buffers") and steps and steps[0][0] == "item":
             text += f".{steps.pop(0)[1]}"
         else:
             text += f".{key}" if kind == "attr" else f"[{key!r}]"
@@ -122,6 +140,8 @@ def _shown(kind: str, expected: Any) -> str:
         return f"{expected[0]} of shape {tuple(expected[1])}"
     if kind == "code":
         return "one with other code"
+    if kind == "named":
+        return str(expected)
     if kind in ("class", "is", "type"):
         return f"{'a ' * (kind == 'type')}{'.'.join(expected)}"
     return {"length": "{} items", "keys": "the keys {}", "equal": "{!r}"}[kind].format(expected)
@@ -145,6 +165,28 @@ def identity_row(path: Path, value: Any) -> list[Any] | None:
         return [path, "is", list(found)]
     code = getattr(getattr(value, "__func__", value), "__code__", value)
     return [path, "code", code_digest(code)] if isinstance(code, types.CodeType) else None
+
+
+def named_row(path: Path, value: Any) -> list[Any] | None:
+    """As :func:`identity_row`, for operators, members of enumerations, process groups, and builtin functions that don't
+    know their module."""
+    found = _known_name(value)
+    return None if found is None else [path, "named", found]
+
+
+def _known_name(value: Any) -> str | None:
+    if isinstance(value, OpOverload | OpOverloadPacket):
+        return str(value)
+    if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
+        return f"the process group {value.group_name}"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+    name = getattr(value, "__name__", None)
+    if isinstance(name, str):
+        for home in _HOMES:
+            if getattr(sys.modules.get(home), name, None) is value:
+                return f"{home}.{name}"
+    return None
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -194,6 +236,7 @@ def _is_tensor(value: Any, expected: Any) -> bool:
 
 
 _HOLDS: dict[str, Any] = {
+    "named": lambda value, expected: _known_name(value) == expected,
     "class": _is_class,
     "code": _has_code,
     "is": _is_named,
@@ -207,6 +250,7 @@ _HOLDS: dict[str, Any] = {
     "tensor": _is_tensor,
 }
 _FOUND: dict[str, Any] = {
+    "named": lambda value, expected: f"is {value!r}",
     "class": lambda value, expected: f"is {value!r}",
     "code": lambda value, expected: "is another function",
     "is": lambda value, expected: f"is {value!r}",

@@ -20,7 +20,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from ..artifact.collectives import RANKS_ARE_NO_PROCESSES, Collective, collectiv
 from ..errors import RanksDisagree
 from ..options import Options
 
-__all__ = ["RankCheck"]
+__all__ = ["Exchange", "RankCheck", "versions"]
 
 _GRACE = 5.0  # seconds that others wait longer than the first rank, which tells them who did not come
 _LONGEST_PAUSE = 0.05
@@ -63,9 +63,9 @@ class RankCheck:
             return
         whole = [] if self._options.compare_ranks == "collectives" else _graph_rows(self._gm)
         for group in dict.fromkeys(c.group for c in collectives):
-            rows = [*_versions(), *whole, *(str(c) for c in collectives if c.group == group)]
-            compared = [*_versions(), *whole, *(c.call for c in collectives if c.group == group)]
-            exchange = _Exchange.open(group, self._options.rank_timeout)
+            rows = [*versions(), *whole, *(str(c) for c in collectives if c.group == group)]
+            compared = [*versions(), *whole, *(c.call for c in collectives if c.group == group)]
+            exchange = Exchange.open(group, self._options.rank_timeout)
             if exchange is not None:
                 exchange.post_rows(compared, rows)
                 exchange.finish()
@@ -78,7 +78,7 @@ class RankCheck:
         certain = [c.group for c in collectives_of(self._gm)]
         groups = dict.fromkeys([*certain, *groups_of_inputs(self._values)])
         for group in groups:
-            exchange = _Exchange.open(group, self._options.rank_timeout)
+            exchange = Exchange.open(group, self._options.rank_timeout)
             if exchange is None:
                 continue
             exchange.post_failure(reason, runs_eagerly)
@@ -87,7 +87,7 @@ class RankCheck:
 
 
 @dataclass(slots=True)
-class _Exchange:
+class Exchange:
     """One comparison of one group. ``names``: of its ranks among all."""
 
     store: Any
@@ -98,8 +98,10 @@ class _Exchange:
     deadline: float
 
     @staticmethod
-    def open(group: str, timeout: float) -> _Exchange | None:
+    def open(group: str | None, timeout: float) -> Exchange | None:
         """The next comparison of the group of that name, if this process is one of several ranks of it."""
+        if group is None:
+            return None
         c10d: Any = torch.distributed.distributed_c10d
         members = c10d._resolve_process_group(group)
         rank, names = torch.distributed.get_rank(members), torch.distributed.get_process_group_ranks(members)
@@ -108,7 +110,7 @@ class _Exchange:
         store = c10d._get_process_group_store(members)
         with _store_errors():
             number = store.add(f"aotkit/{group}/count of {rank}", 1)
-        return _Exchange(store, f"aotkit/{group}/{number}", rank, names, timeout, time.monotonic() + timeout)
+        return Exchange(store, f"aotkit/{group}/{number}", rank, names, timeout, time.monotonic() + timeout)
 
     def post_rows(self, compared: Sequence[str], shown: Sequence[str]) -> None:
         """Post what this rank compiled: the digest of what is ``compared``, and both as text for a difference."""
@@ -184,15 +186,22 @@ class _Exchange:
 
     def _wait(self, key: str, until: float) -> bool:
         """Whether ``key`` is there in time. A store's own wait would keep its other users out, so this asks again."""
-        pause = 0.001
-        while True:
+
+        def there() -> bool:
             with _store_errors():
-                if self.store.check([key]):
-                    return True
+                return bool(self.store.check([key]))
+
+        return self.wait_for(there, until)
+
+    def wait_for(self, holds: Callable[[], bool], until: float | None = None) -> bool:
+        """Whether ``holds`` gives true in time, by default before others are told that this rank did not answer."""
+        pause, until = 0.001, self.deadline if until is None else until
+        while not holds():
             if time.monotonic() > until:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
 
     def _name(self, rank: int) -> str:
         return f"rank {self.names[rank]}"
@@ -214,8 +223,8 @@ def _store_errors() -> Iterator[None]:
         raise RanksDisagree(why) from error
 
 
-def _versions() -> list[str]:
-    """What is the same on all ranks, or nothing else is."""
+def versions() -> list[str]:
+    """Rows of the comparison: what is the same on all ranks, or nothing else is."""
     from ..artifact.key import sources_digest
 
     return [f"torch {environment_parts()['env.torch']}", f"aotkit with sources {sources_digest()[:16]}"]

@@ -11,6 +11,7 @@ Note [What a saved function runs]
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -35,7 +36,7 @@ from ..errors import PackageError
 from .process import collections_put_off
 from .saved_graph import SavedGraph, load_graph_sections
 
-__all__ = ["DYNAMO_HELPERS", "FORMAT", "SavedFunction", "load_compiled_function"]
+__all__ = ["DYNAMO_HELPERS", "FORMAT", "SavedFunction", "function_of_block", "load_compiled_function"]
 
 FORMAT = 1
 
@@ -87,27 +88,44 @@ def load_compiled_function(
     try:
         with open(path, "rb") as file:
             data = file.read()
-        entry = unseal(data, signing_key)
     except OSError as error:
         raise PackageError(f"can't read {os.fspath(path)}: {error}") from error
+    return function_of_block(data, os.fspath(path), signing_key, namespace, check_sources)[0]
+
+
+def function_of_block(
+    data: bytes,
+    origin: str,
+    signing_key: bytes | str | None,
+    namespace: Mapping[str, Any] | None,
+    check_sources: bool = True,
+) -> tuple[SavedFunction, Mapping[str, Any]]:
+    """The function in a sealed block, and what the block says beside it. ``origin``: what errors call the block; for
+    the rest see :func:`load_compiled_function`. Raises :class:`PackageError`."""
+    try:
+        entry = unseal(data, signing_key)
     except CacheError as error:
-        raise PackageError(f"{os.fspath(path)} can't be used: {error}") from error
+        raise PackageError(f"{origin} can't be used: {error}") from error
     meta: Any = entry.meta
     function = meta.get("function")
     if function is None:
-        raise PackageError(f"{os.fspath(path)} holds no compiled function")
+        raise PackageError(f"{origin} holds no compiled function")
     if (function["format"], function["python"]) != (FORMAT, sys.implementation.cache_tag):
         raise PackageError(
-            f"{os.fspath(path)} was saved by {function['python']} in format {function['format']}; this is "
+            f"{origin} was saved by {function['python']} in format {function['format']}; this is "
             f"{sys.implementation.cache_tag}, which reads format {FORMAT}. Compile it again"
         )
     if check_sources:
         _check_sources(function["sources"])
     graph = load_graph_sections(entry.sections, meta)
     try:
-        return SavedFunction(graph, function, namespace)
+        return SavedFunction(graph, function, namespace), meta
     except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise PackageError(f"{os.fspath(path)} can't be loaded: {error}") from error
+        raise PackageError(f"{origin} can't be loaded: {error}") from error
+
+
+class _Checked(Exception):
+    """Ends a call that only looks at its arguments."""
 
 
 class SavedFunction:
@@ -125,7 +143,8 @@ class SavedFunction:
         names = {name: _global(form) for name, form in described["globals"].items()}
         names.update(namespace or {})
         names.update(_outside(described, names))
-        names[described["graph"]] = self._call_graph
+        self._graph_name = described["graph"]
+        names[self._graph_name] = self._call_graph
         cells = tuple(types.CellType(value_from_json(form)) for form in described["closure"])
         code = value_from_json(described["code"])
         defaults = value_from_json(described["defaults"])
@@ -148,16 +167,36 @@ class SavedFunction:
 
         See Note [Checks of a saved function]; sizes are looked at in the call itself, before anything is computed.
         """
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        arguments = self.arguments(*args, **kwargs)
         here = value_to_json(state_of_call())
         if here != self._state:
             tell_state(here, self._state)
-        modules = [value for value in bound.arguments.values() if isinstance(value, nn.Module)]
+        modules = [value for value in arguments.values() if isinstance(value, nn.Module)]
         seen = bool(modules) and all(module in self._checked for module in modules)
         tree: CheckTree = self._every_call if seen else self._all
-        tree.check(bound.arguments)
+        tree.check(arguments)
         self._checked.update(modules)
+
+    def arguments(self, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        """The arguments of a call by name, with defaults."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def check_call(self, *args: Any, **kwargs: Any) -> None:
+        """Raise :class:`aotkit.GuardError` if a call is not what was compiled, the graph's inputs included: what comes
+        before the graph is run, the graph is not."""
+        self.check(*args, **kwargs)
+        function = self._function
+        names = {**function.__globals__, self._graph_name: self._only_check}
+        dry = types.FunctionType(function.__code__, names, self.name, function.__defaults__, function.__closure__)
+        dry.__kwdefaults__ = function.__kwdefaults__
+        with contextlib.suppress(_Checked):
+            dry(*args, **kwargs)
+
+    def _only_check(self, *values: Any) -> Any:
+        self._check_inputs(values)
+        raise _Checked
 
     def _call_graph(self, *values: Any) -> Any:
         self._check_inputs(values)

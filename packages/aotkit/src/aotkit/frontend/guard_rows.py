@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["IDENTITIES", "GuardRow", "UnknownGuard", "guard_rows", "is_about_torch", "path_of"]
+__all__ = ["IDENTITIES", "GuardRow", "UnknownGuard", "guard_rows", "is_about_torch", "path_of", "rows_of_value"]
+__all__ += ["source_path"]
 
 GuardRow = tuple[list[list[Any]], str, Any]
 
@@ -56,7 +57,7 @@ def guard_rows(guards: Any, scope: Mapping[str, Any], inputs: frozenset[str]) ->
             continue
         value = _value_at(path, scope, guard)
         if not (isinstance(value, torch.Tensor) and kind == "TYPE_MATCH"):
-            yield from _rows(kind, guard, path, value)
+            yield from rows_of_value(guard, path, value)
 
 
 def is_about_torch(name: str) -> bool:
@@ -65,7 +66,9 @@ def is_about_torch(name: str) -> bool:
     return bool(modules) and all(m.split(".")[0] == "torch" for m in modules) and "L[" not in name and "G[" not in name
 
 
-def _rows(kind: str, guard: Any, path: list[list[Any]], value: Any) -> Iterator[GuardRow]:
+def rows_of_value(guard: Any, path: list[list[Any]], value: Any) -> Iterator[GuardRow]:
+    """The rows of one guard on ``value``, to which ``path`` leads. Raises :class:`UnknownGuard`."""
+    kind = guard.create_fn_name()
     if kind == "TYPE_MATCH":
         yield path, "type", type(value)
     elif kind in _CONSTANTS:
@@ -125,17 +128,30 @@ def _value_at(path: list[list[Any]], scope: Mapping[str, Any], guard: Any) -> An
 
 def path_of(name: str) -> list[list[Any]]:
     """Steps of the expression of a Dynamo source. Raises :class:`UnknownGuard` for one that is more than that."""
+    variable, path = source_path(name)
+    if variable != "L" or any(step[0] == "type" for step in path):
+        raise UnknownGuard(f"a guard on {name}")
+    return path
+
+
+def source_path(name: str) -> tuple[str, list[list[Any]]]:
+    """Whether the expression of a Dynamo source begins with an argument (``L``) or a global variable (``G``), and its
+    steps, among which may be those to a class. Raises :class:`UnknownGuard` for one that is more than that."""
     steps: list[list[Any]] = []
     node: Any = ast.parse(name, mode="eval").body
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):
             steps.append(["attr", node.attr])
+            node = node.value
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             steps.append(["item", node.slice.value])
+            node = node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("type", "dict") and len(node.args) == 1:
+            steps += [["type", None]] * (ast.unparse(node.func) == "type")  # a copy as a dictionary has the same items
+            (node,) = node.args
         else:
             raise UnknownGuard(f"a guard on {name}")
-        node = node.value
-    if node.id != "L" or not steps:
+    if node.id not in ("L", "G") or not steps or steps[-1][0] == "type":
         raise UnknownGuard(f"a guard on {name}")
-    (_, root) = steps.pop()
-    return [["local", root], *reversed(steps)]
+    (_, variable) = steps.pop()
+    return node.id, [["local", variable], *reversed(steps)]

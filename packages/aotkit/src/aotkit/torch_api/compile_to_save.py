@@ -16,7 +16,7 @@ from ..errors import CompileError
 from ..frontend.guard_rows import IDENTITIES, UnknownGuard, is_about_torch, path_of
 from ..options import Options
 
-__all__ = ["compile_to_save"]
+__all__ = ["KeptGuards", "call_module", "compile_keeping", "compile_to_save"]
 
 
 def compile_to_save(
@@ -45,9 +45,21 @@ def compile_to_save(
 
     Raises :class:`CompileError` for what can't be compiled; what Dynamo raises passes through.
     """
+    return compile_keeping(KeptGuards(), fn, args, kwargs, dynamic=dynamic, options=options)
+
+
+def compile_keeping(
+    kept: KeptGuards,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    *,
+    dynamic: bool | None,
+    options: Options | None,
+) -> Any:
+    """As :func:`compile_to_save`; ``kept`` is the filter of guards."""
     from ..backend import make_backend
 
-    kept = _KeptGuards()
     is_module = isinstance(fn, nn.Module)
     with offering_aot_compile():
         compiler: Any = torch.compile(
@@ -81,7 +93,7 @@ def _name_modules(runtime: Any, namespace: Mapping[str, Any]) -> None:
             runtime.import_sources.setdefault(name, value.__name__)
 
 
-class _KeptGuards:
+class KeptGuards:
     """torch's filter: per guard whether torch keeps it. Those that it can't keep become rows, where they can."""
 
     def __init__(self) -> None:

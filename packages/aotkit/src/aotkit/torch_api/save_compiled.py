@@ -23,7 +23,7 @@ from ..driver.saved_graph import graph_to_sections
 from ..errors import PackageError
 from ..frontend.guard_rows import UnknownGuard, guard_rows
 
-__all__ = ["save_compiled_function"]
+__all__ = ["block_of", "row_as_data", "save_compiled_function"]
 
 _HELPERS = "torch._dynamo.utils"
 
@@ -44,6 +44,13 @@ def save_compiled_function(
     Returns ``path``. Raises ``TypeError`` for anything but a function compiled by this backend, :class:`PackageError`
     for what has no form in a file.
     """
+    write_block(path, *block_of(compiled), signing_key)
+    return os.fspath(path)
+
+
+def block_of(compiled: Callable[..., Any], *, with_main: bool = False) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Named bytes and JSON metadata of a compiled function. ``with_main``: sources of the main program are compared as
+    well where it is loaded, since it is the same there. Raises as :func:`save_compiled_function` does."""
     artifacts = getattr(compiled, "_artifacts", None)
     graph = getattr(artifacts, "compiled_fn", None)
     if artifacts is None or not isinstance(graph, SavedByTorch):
@@ -56,10 +63,9 @@ def save_compiled_function(
         function = _function(artifacts, getattr(compiled, "_extra_globals", None) or {})
     except (NoForm, UnknownGuard) as error:
         raise PackageError(f"the compiled function can't be saved: it depends on {error}") from error
-    function["sources"] = list(_sources(artifacts.source_info))
+    function["sources"] = list(_sources(artifacts.source_info, {"torch"} if with_main else {"torch", "__main__"}))
     meta["function"] = function
-    write_block(path, sections, meta, signing_key)
-    return os.fspath(path)
+    return sections, meta
 
 
 def _function(artifacts: Any, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -126,21 +132,24 @@ def _checks(traced: Any, artifacts: Any) -> list[Any]:
             raise UnknownGuard(f"the very object {expected}")
         rows.append([path, kind, expected])
     for path, kind, expected in guard_rows(traced.guards, traced.local_scope, inputs):
-        if kind == "identity":
-            row = identity_row(path, expected)
-            if row is None:
-                raise UnknownGuard(f"the very object {path_text(path)}")
-            rows.append(row)
-        elif kind == "type":
-            rows.append([path, kind, [expected.__module__, expected.__qualname__]])
-        elif kind == "tensor":
-            described = [str(expected.dtype), list(expected.shape), str(expected.device), expected.requires_grad]
-            rows.append([path, kind, described])
-        elif kind == "keys":
-            rows.append([path, kind, [value_to_json(key) for key in expected]])
-        else:
-            rows.append([path, kind, value_to_json(expected) if kind == "equal" else expected])
+        rows.append(row_as_data(path, kind, expected))
     return rows
+
+
+def row_as_data(path: Any, kind: str, expected: Any) -> list[Any]:
+    """A row of a guard in the form that a file holds. Raises :class:`UnknownGuard` or :class:`NoForm`."""
+    if kind == "identity":
+        row = identity_row(path, expected)
+        if row is None:
+            raise UnknownGuard(f"the very object {path_text(path)}")
+        return row
+    if kind == "type":
+        return [path, kind, [expected.__module__, expected.__qualname__]]
+    if kind == "tensor":
+        return [path, kind, [str(expected.dtype), list(expected.shape), str(expected.device), expected.requires_grad]]
+    if kind == "keys":
+        return [path, kind, [value_to_json(key) for key in expected]]
+    return [path, kind, value_to_json(expected) if kind == "equal" else expected]
 
 
 def _names_read(code: types.CodeType) -> set[str]:
@@ -170,10 +179,10 @@ def _check_helpers(code: types.CodeType, alias: str) -> None:
             raise NoForm(f"Dynamo's helper {following.argval} at run time")
 
 
-def _sources(info: Any) -> Iterator[list[Any]]:
-    """Digests of the lines of every function that was traced, outside of torch and of the main program."""
+def _sources(info: Any, without: set[str]) -> Iterator[list[Any]]:
+    """Digests of the lines of every function that was traced, ``without`` those of these packages."""
     for source in sorted(info.inlined_sources, key=lambda s: (s.module, s.firstlineno)):
-        if source.module.split(".")[0] in ("torch", "__main__"):
+        if source.module.split(".")[0] in without:
             continue
         file = getattr(sys.modules.get(source.module), "__file__", None)
         if file is not None and os.path.isfile(file):
