@@ -244,7 +244,8 @@ def first_call(rank: int, folder: Path, how: str, model: nn.Module, x: torch.Ten
     for _ in range(2):
         dist.barrier()
         began = time.process_time()
-        step = step or _compiled(how, model, x)
+        if step is None:
+            step = _compiled(how, model, x)
         step(x).square().mean().backward()
         seconds.append(time.process_time() - began)
     return seconds[0] - seconds[1]
@@ -257,6 +258,8 @@ def _compiled(how: str, model: nn.Module, x: torch.Tensor) -> Callable[..., Any]
         import aotkit.saved
 
         return partial(aotkit.saved.compile_for_ranks(model, (x,)), model)
+    import aotkit  # registers the backend
+
     options: dict[str, Any] = {"share_compiles": how == "share_compiles"}
     return torch.compile(model, backend="aotkit", options=options)
 

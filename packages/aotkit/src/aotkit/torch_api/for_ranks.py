@@ -94,7 +94,7 @@ def _name_of(group: Any) -> str | None:
         if not distributed.is_available() or not distributed.is_initialized():
             return None
         group = distributed.group.WORLD
-    return str(group.group_name)
+    return str(torch.distributed.distributed_c10d._world.pg_names[group])  # a group made in Python knows no name
 
 
 def _shared(exchange: ranks.Exchange, compiled: Callable[[], bytes]) -> bytes:
