@@ -62,6 +62,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "options",
         "report",
         "runtime",
+        "memory.huge_pages",
         "targets.cpu",
     ),
     "cudagraphs": ("drivers", "split", "trees"),

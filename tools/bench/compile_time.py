@@ -32,7 +32,7 @@ import torch
 from tools.bench.models import MODELS, make_batch, make_model
 from tools.workspace import ROOT
 
-__all__ = ["FUNCTIONS", "main", "measure"]
+__all__ = ["FUNCTIONS", "first_step", "main", "measure"]
 
 BACKENDS = ("aotkit", "inductor")
 SMALL_LIMIT, STAGES_LIMIT, TOTAL_LIMIT = 0.15, 0.1, 0.25
@@ -98,6 +98,16 @@ def worker(what: str, backend: str, fresh: int) -> dict[str, Any]:
     return {**best, **beyond, "table": {name: seconds / (fresh + 1) for name, seconds in stages().items()}}
 
 
+def first_step(make: Callable[[Callable[[Any], Any]], Callable[[], Any]], options: dict[str, Any]) -> dict[str, Any]:
+    """What the first call of a step takes with aotkit and ``options``: ``first``, ``own`` and both ``_cpu``.
+
+    ``make`` gets what compiles a function and gives the step.
+    """
+    clock = _Clock()
+    run, _ = _prepared("aotkit", clock, options)
+    return _first_call(make(run), clock)
+
+
 def _fresh_call(what: str, run: Callable[[Any], Callable[..., Any]], clock: _Clock, turn: int) -> dict[str, float]:
     """The first call of a function at a size of its own; turn -1 makes the process one that has compiled before."""
     torch._dynamo.reset()
@@ -135,7 +145,7 @@ class _Clock:
 
 
 def _prepared(
-    backend: str, clock: _Clock
+    backend: str, clock: _Clock, options: dict[str, Any] | None = None
 ) -> tuple[Callable[[Any], Callable[..., Any]], Callable[[], dict[str, float]]]:
     """How to compile under the clock, and how to ask for the seconds per stage."""
     if backend == "aotkit":
@@ -148,7 +158,8 @@ def _prepared(
                     yield
 
         recorder = Recorder()
-        compiler, table = aotkit.make_backend(aotkit.Options(fallback="error"), recorder), recorder.stage_seconds
+        chosen = aotkit.Options(fallback="error", **(options or {}))
+        compiler, table = aotkit.make_backend(chosen, recorder), recorder.stage_seconds
     else:  # as aotkit, it is imported before the clock starts
         compiler = importlib.import_module("torch._inductor.compile_fx").compile_fx
 

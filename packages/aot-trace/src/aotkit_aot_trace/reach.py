@@ -5,11 +5,16 @@ Note [Gradients that are None]
     to it; an optimizer leaves such a parameter alone. Which results those are is a matter of autograd's graph and
     not of the recorded one: the gradient of ``floor`` is zeros, of which the recording knows no tangent. So it is read
     off the backward functions of the run. Where one of them hands no gradient on, as a user's own may, the path ends.
+    One that stands for a graph of several results says by an attribute ``gradients_from``, for each of its inputs, the
+    numbers of the results that the gradient of that input comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import functools
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,28 +53,41 @@ def reached_by(
     ``functions`` are all backward functions behind the outputs.
     """
     edges = {
-        fn: [to for number, (to, _) in enumerate(fn.next_functions) if to is not None and (fn, number) not in silent]
+        fn: [
+            (number, to, slot)
+            for number, (to, slot) in enumerate(fn.next_functions)
+            if to is not None and (fn, number) not in silent
+        ]
         for fn in functions
     }
     waiting = dict.fromkeys(functions, 0)
     for targets in edges.values():
-        for target in targets:
+        for _, target, _ in targets:
             waiting[target] += 1
-    reached = dict.fromkeys(functions, 0)  # bit n: by output n
+    reached: dict[Any, Counter[int]] = {
+        fn: Counter() for fn in functions
+    }  # per gradient it is given; bit n: by output n
     for number, output in enumerate(outputs):
         if output.grad_fn is not None:
-            reached[output.grad_fn] |= 1 << number
+            reached[output.grad_fn][output.output_nr] |= 1 << number
     ready = [fn for fn, count in waiting.items() if count == 0]
     while ready:
         fn = ready.pop()
-        for target in edges[fn]:
-            reached[target] |= reached[fn]
+        given, told = reached[fn], getattr(fn, "gradients_from", None)
+        every = _union(given.values())
+        for number, target, slot in edges[fn]:
+            reached[target][slot] |= every if told is None else _union(given[one] for one in told[number])
             waiting[target] -= 1
             if waiting[target] == 0:
                 ready.append(target)
     accumulating = {id(fn.variable): fn for fn in functions if hasattr(fn, "variable")}
     found = []
     for leaf in leaves:
-        bits = reached.get(accumulating.get(id(leaf)) if leaf.grad_fn is None else leaf.grad_fn, 0)
+        last = accumulating.get(id(leaf)) if leaf.grad_fn is None else leaf.grad_fn
+        bits = _union(reached[last].values()) if last in reached else 0
         found.append(tuple(number for number in range(len(outputs)) if bits >> number & 1))
     return found
+
+
+def _union(sets: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, sets, 0)

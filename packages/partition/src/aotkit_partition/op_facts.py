@@ -147,25 +147,27 @@ def node_facts(node: torch.fx.Node, module: torch.nn.Module, known: dict[Any, Op
     found = known.get(target)
     if found is None:
         found = known[target] = op_facts(target)
-    return _with_subgraphs(found, node, module) if isinstance(target, HigherOrderOperator) else found
+    return _with_subgraphs(found, node, module, known) if isinstance(target, HigherOrderOperator) else found
 
 
-def _with_subgraphs(facts: OpFacts, node: torch.fx.Node, module: torch.nn.Module) -> OpFacts:
+def _with_subgraphs(facts: OpFacts, node: torch.fx.Node, module: torch.nn.Module, seen: dict[Any, OpFacts]) -> OpFacts:
     """A higher-order op that runs graphs draws numbers, or has effects, if something inside does."""
     for used in node.all_input_nodes:
         inner = getattr(module, str(used.target), None) if used.op == "get_attr" else None
         if not isinstance(inner, torch.fx.GraphModule):
             continue
-        for step in inner.graph.nodes:
-            known = node_facts(step, inner, {})
-            if known is None:
-                continue
-            effect = known.is_mutating or known.has_side_effects
-            facts = replace(
-                facts,
-                is_random=facts.is_random or known.is_random,
-                has_side_effects=facts.has_side_effects or effect,
+        if inner not in seen:  # one graph may be called often
+            found = [node_facts(step, inner, seen) for step in inner.graph.nodes]
+            seen[inner] = OpFacts(
+                "graph",
+                is_random=any(fact.is_random for fact in found if fact is not None),
+                has_side_effects=any(fact.is_mutating or fact.has_side_effects for fact in found if fact is not None),
             )
+        facts = replace(
+            facts,
+            is_random=facts.is_random or seen[inner].is_random,
+            has_side_effects=facts.has_side_effects or seen[inner].has_side_effects,
+        )
     return facts
 
 

@@ -27,6 +27,7 @@ from aotkit_inductor_lower import CompiledProgram
 from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram, program_from_json, program_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
+from ..frontend.written_out_regions import calls_regions, write_out_regions
 from .collectives import Collective, collectives_of
 from .tensors import bytes_of, tensor_of
 
@@ -173,8 +174,11 @@ class Graphs:
         return _read(self.backward)
 
     def backward_source(self) -> torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]:
-        """The backward if it is there, else what reads it."""
-        return self.backward if isinstance(self.backward, torch.fx.GraphModule) else self.read_backward
+        """The backward, its regions written out, if it is there so, else what reads it."""
+        here = self.backward
+        if isinstance(here, torch.fx.GraphModule) and not calls_regions(here):
+            return here
+        return lambda: write_out_regions(self.read_backward())[0]
 
 
 def _packed(graph: torch.fx.GraphModule | bytes) -> bytes:

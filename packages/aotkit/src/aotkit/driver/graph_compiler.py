@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace.callables import floats_as_tensors
+from aotkit_aot_trace.callables import GraphFunction, floats_as_tensors
+from aotkit_runtime_wrappers.synthetic_base import PreparedFunction
 
 from ..artifact.frozen import FrozenArguments
 from ..artifact.records import Artifact
@@ -16,10 +17,11 @@ from ..frontend.inputs import fake_inputs, has_float_symbols, lift_attributes
 from ..options import Options
 from ..recorder import Recorder
 from .compile import capture_function, compile_captured
-from .context import CompileContext
+from .context import Captured, CompileContext
 from .process import deep_recursion
 from .recordings import with_recordings
 from .refusals import REFUSALS
+from .repeated_layers import NotAlike, asks_for_layers, repeated_layers
 from .stages import own_stages
 from .user_passes import GraphPasses
 
@@ -78,5 +80,25 @@ class GraphCompiler:
     def _compile(self, args: Sequence[Any], fixed_floats: bool) -> tuple[Artifact, CompileContext]:
         mode, fakes = fake_inputs(args, self.graph, fixed_floats=fixed_floats)
         ctx = with_recordings(replace(self.context, fake_mode=mode))
-        captured = capture_function(self.graph, fakes, args, ctx)
+        captured = self._captured_by_layers(fakes, args, ctx) or capture_function(self.graph, fakes, args, ctx)
         return compile_captured(replace(captured, origin=None) if self._changed else captured, ctx), ctx
+
+    def _captured_by_layers(self, fakes: Sequence[Any], args: Sequence[Any], ctx: CompileContext) -> Captured | None:
+        """A capture in which equal layers are calls of one, or ``None`` where there are none."""
+        if self._changed or not asks_for_layers(fakes, ctx):
+            return None
+        try:
+            layers = repeated_layers(self.graph, fakes, ctx)
+            if layers is None:
+                return None
+            captured = capture_function(layers.graph, fakes, args, ctx)
+        except (NotAlike, *REFUSALS) as refusal:
+            ctx.recorder.event("layers.apart", {"graph": ctx.name, "reason": str(refusal)})
+            return None
+        ctx.recorder.event("layers.once", {"graph": ctx.name, "layers": layers.counts})
+        assert captured.origin is not None
+        function: Any = GraphFunction(self.graph)  # second derivatives are of the graph as it stands
+        if isinstance(captured.origin.function, PreparedFunction):
+            function = PreparedFunction(function, captured.origin.function.input_plan)
+        origin = replace(captured.origin, function=function)
+        return replace(captured, graph=layers.as_regions(captured.graph), origin=origin)

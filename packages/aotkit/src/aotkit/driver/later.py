@@ -16,12 +16,15 @@ from aotkit_runtime_wrappers.double_backward import GradientRequest
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..errors import notify_eager
 from ..frontend.structured_trace import as_part_of, current_compile_id
+from ..frontend.written_out_regions import calls_regions, write_out_regions
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug
 from .shown import show_loaded
 from .watched import watched
 
 if TYPE_CHECKING:
+    from aotkit_aot_trace.gradients import SavedValues
+
     from .context import CompileContext
 
 __all__ = ["CompileLater"]
@@ -118,6 +121,7 @@ class CompileLater:
         ctx = self.context()
         ctx = with_recordings(replace(ctx, name=f"{ctx.name}-gradients", recorder=ctx.recorder.part("gradients")))
         origin, saved = artifact.origin.live or self._read_origin(artifact)
+        saved = _written_out(saved)
         made = compile_gradients(origin, artifact.metadata, saved, request, ctx)
         return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes)
 
@@ -143,3 +147,13 @@ class CompileLater:
         origin = Origin(function, FunctionalLayer(described.layer), autocast)
         forward = artifact.graphs.read_forward()
         return origin, saved_values(forward, artifact.metadata.num_forward_outputs, described.saved_tensors)
+
+
+def _written_out(saved: SavedValues) -> SavedValues:
+    """What a forward saves, in a graph without regions: the function that is differentiated again has none."""
+    forward = saved.graph.owning_module
+    assert forward is not None
+    if not calls_regions(forward):
+        return saved
+    whole, new = write_out_regions(forward)
+    return replace(saved, graph=whole.graph, nodes=tuple(new[node] for node in saved.nodes))

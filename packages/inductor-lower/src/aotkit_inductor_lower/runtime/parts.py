@@ -14,6 +14,7 @@ import torch
 from .._user_kernels import KernelName, constants_from_json, find_kernel, table_of_kernels
 from ..errors import BindError
 from ..launch_plan.functions import find_function, find_operator
+from ..launch_plan.layout import Layout
 from ..launch_plan.parts import (
     Argument,
     Body,
@@ -97,7 +98,7 @@ class _Binder:
         self.program, self.constants, self.arenas = program, constants, arenas
         self.redzones, self.check_inputs, self.label = redzones, check_inputs, label
         self.parts: list[Boxed] = []
-        self.bodies: list[Callable[..., Any]] = []
+        self.bodies: list[Boxed] = []
 
     def whole(self) -> Callable[[list[Any]], Any]:
         """The function of the whole."""
@@ -126,18 +127,20 @@ class _Binder:
 
         return checked
 
-    def _body(self, body: Body) -> Callable[..., Any]:
+    def _body(self, body: Body) -> Boxed:
+        """The boxed callable of a body, which gives what the body does: one value or several."""
         recorded = self._function(body.recorded)
         if body.part is None:
-            return lambda *args: recorded(list(args))
+            return recorded
         compiled, layouts = self.parts[body.part], self.program.parts[body.part].layouts
         one = not isinstance(body.recorded.result, Several)
+        fits = _fits(layouts)
 
-        def run(*args: Any) -> Any:
-            if not all(layout.fits(args[position]) for position, layout in layouts):
-                return recorded(list(args))
-            results = compiled(list(args))
-            return results[0] if one else tuple(results)
+        def run(args: list[Any]) -> Any:
+            if not fits(args):
+                return recorded(args)
+            results = compiled(args)
+            return results[0] if one else results
 
         return run
 
@@ -163,9 +166,12 @@ class _Writer:
             lines.append(f"    {', '.join(values)}{',' if len(values) == 1 else ''} = args")
         lines.append("    args.clear()")
         last = self._last_uses()
+        dying: dict[int, list[int]] = {}
+        for value, at in last.items():
+            dying.setdefault(at, []).append(value)
         for position, step in enumerate(plan.steps):
             number = plan.inputs + position
-            dead = [f"v{value}" for value, at in last.items() if at == position and value != number]
+            dead = [f"v{value}" for value in dying.get(position, ()) if value != number]
             for line in self._step(step, number, dead):
                 lines.append(f"    {line}")
             if last.get(number) == position:
@@ -192,6 +198,12 @@ class _Writer:
             yield f"v{number} = {self._name(self.binder.parts[step.part])}(box)"
             return
         assert isinstance(step, CallFunction)
+        if step.target == "higher_order.invoke_subgraph" and step.args and isinstance(step.args[0], BodyOf):
+            # It calls the body, so that is called: the operator takes ten times as long as a small body.
+            yield f"box = [{', '.join(map(self._text, step.args[2:]))}]"
+            yield from [free] * bool(free)
+            yield f"v{number} = {self._name(self.binder.bodies[step.args[0].number])}(box)"
+            return
         if step.target == "operator.getitem" and len(step.args) == 2 and not step.kwargs:
             yield f"v{number} = {self._text(step.args[0])}[{self._text(step.args[1])}]"
         else:
@@ -215,7 +227,7 @@ class _Writer:
         if isinstance(argument, Plain):
             return argument.value
         if isinstance(argument, BodyOf):
-            return self.binder.bodies[argument.number]
+            return _unpacked(self.binder.bodies[argument.number])
         if isinstance(argument, ConstantOf):
             return self.binder.constants[argument.name]
         if isinstance(argument, Complex):
@@ -235,6 +247,30 @@ class _Writer:
             self.known[id(value)] = f"k{len(self.names)}"
             self.names[self.known[id(value)]] = value  # which keeps it alive, so that its id stays its own
         return self.known[id(value)]
+
+
+def _unpacked(body: Boxed) -> Callable[..., Any]:
+    """A body as higher-order operators call it."""
+
+    def call(*args: Any) -> Any:
+        results = body(list(args))
+        return tuple(results) if isinstance(results, list) else results
+
+    return call
+
+
+def _fits(layouts: Sequence[tuple[int, Layout]]) -> Callable[[list[Any]], bool]:
+    """Whether arguments are laid out as a body was compiled for: written out, since regions are called often."""
+    names: dict[str, Any] = {"slowly": lambda args: all(layout.fits(args[position]) for position, layout in layouts)}
+    same = ["True"]
+    for position, layout in layouts:
+        if layout.sizes is None or layout.strides is None:
+            return names["slowly"]  # type: ignore[no-any-return]
+        names[f"type_{position}"] = layout.dtype
+        same.append(f"(x := args[{position}]).dtype is type_{position}")
+        same.append(f"x.shape == {layout.sizes} and x.stride() == {layout.strides}")
+    exec(f"def fits(args):\n    return ({' and '.join(same)}) or slowly(args)", names)
+    return names["fits"]  # type: ignore[no-any-return]
 
 
 def _named(kind: str) -> Callable[[str], Any]:

@@ -1,0 +1,18 @@
+"""The benchmark of deep models: one small compile and one small step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.bench import layers
+
+
+def test_a_compile_tells_its_seconds_and_its_memory() -> None:
+    found = layers.stages(6, "once")
+    assert 0 < found["own"] < found["first"] and found["resident"] > 100
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_both_ways_run_the_same_step(training: bool) -> None:
+    found = layers.steps("bert", 7, 64, 8, training, 2)
+    assert set(found) == {*layers.WAYS, "ratio"} and all(value > 0 for value in found.values())
