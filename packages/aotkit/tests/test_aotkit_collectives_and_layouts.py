@@ -151,3 +151,21 @@ def test_a_custom_operator_sees_the_strides_that_it_sees_in_eager_mode(
     run, _ = compiled(fn)
     torch.testing.assert_close(run(GIVEN, images), want)
     assert seen == in_eager and len(set(in_eager)) > 4
+
+
+def test_layers_that_communicate_stay_in_the_whole_graph(world: Any) -> None:
+    """Of a graph's collectives ranks compare the order, so none is in a layer that is compiled once."""
+
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = torch.tanh(functional.all_reduce(x, "sum", world)) + 1
+        return x
+
+    recorder = aotkit.Recorder()
+    options = {"fallback": "error", "cache": False, "observer": recorder, "repeated_layers": "once"}
+    run = torch.compile(layers, backend="aotkit", fullgraph=True, options=options)
+    torch.testing.assert_close(run(GIVEN), layers(GIVEN), rtol=0, atol=1e-12)
+    assert not [name for name, _ in recorder.events if name == "layers.once"]
+    assert [what["reason"] for name, what in recorder.events if name == "layers.apart"] == [
+        "a layer communicates with other ranks"
+    ]

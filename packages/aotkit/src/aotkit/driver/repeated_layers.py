@@ -8,15 +8,16 @@ Note [A layer compiled once]
     (``invoke_subgraph``), and inductor-lower compiles a region once, however often it is called.
 
     Layers of which a call can't tell all that a graph needs to know are refused (:class:`NotAlike`), and the graph is
-    compiled as it stands: one that writes to its inputs, or gives one of them back or a view.
+    compiled as it stands: one that writes to its inputs, gives one of them back or a view, or communicates, of which
+    ranks compare the order in the whole graph.
+
+    What is lost is fusion over the edge of a layer, and memory that a backward may write over
+    (:func:`donated_tensors`); the edge is where little is lost (Note [Where to cut]).
 
 Note [What a layer saves]
     A layer gives a few results and saves many, each of which would pass all of torch's layers of tracing. So the
     operator gives one tensor without elements for all that a forward saves, which goes to the backward. They are put
     in its place when the graph is captured.
-
-    What is lost is fusion over the edge of a layer, and memory that a backward may write over
-    (:func:`donated_tensors`); the edge is where little is lost (Note [Where to cut]).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from aotkit_aot_trace import Capture, TraceOptions, capture
 from aotkit_functionalize import GraphMetadata
 from aotkit_functionalize.records import MutationKind, OutputKind
 
+from ..artifact.collectives import collectives_of
 from ..frontend.repeats import Layers, body_of, find_layers
 from .context import CompileContext
 
@@ -199,6 +201,8 @@ def _check(found: Capture) -> None:
     metadata = found.metadata
     if metadata.subclasses is not None or metadata.backward_writes or metadata.effects or metadata.symbols:
         raise NotAlike("a layer has tensor subclasses, effects, sizes known at run time or a backward that writes")
+    if collectives_of(found.graph):
+        raise NotAlike("a layer communicates with other ranks")
     if any(info.mutation is not MutationKind.NONE or info.version_steps for info in metadata.inputs):
         raise NotAlike("a layer writes to its inputs")
     places = [info.graph_output if info.kind is OutputKind.FRESH else None for info in metadata.outputs]

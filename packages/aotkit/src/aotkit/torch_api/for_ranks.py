@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from aotkit_cache.location import own_signing_key
 from aotkit_cache.sealed import seal
-from aotkit_cache.stores import DistributedStore
+from aotkit_cache.stores import DistributedStore, own_signing_key
 
 from ..artifact.saved_checks import code_digest, tree_of_rows
 from ..artifact.values import value_to_json
