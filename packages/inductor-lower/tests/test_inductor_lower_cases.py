@@ -27,6 +27,7 @@ import torch.distributed._functional_collectives  # defines the operators
 from aotkit_inductor_lower import LowerOptions, interpret_program, parse_program, print_program
 from aotkit_inductor_lower.__main__ import main
 from aotkit_inductor_lower.driver import LOOP_LEVEL, LOOP_PASSES
+from aotkit_inductor_lower.ir import Buffer, BufferKind
 from aotkit_inductor_lower.ir.random_programs import random_inputs
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.kernel_ir.interpret import interpret_kernel
@@ -72,6 +73,14 @@ def expect(text: str, checks: list[tuple[str, str]]) -> None:
             assert count == int(number), f"{count} times {wanted!r} in\n{text}"
 
 
+def constant(buffer: Buffer) -> torch.Tensor:
+    """A tensor for a constant of a program, laid out as it says. Constants never change (``pack_constants``)."""
+    sizes, strides = ([int(each.constant or 0) for each in axes] for axes in (buffer.sizes, buffer.strides))
+    generator = torch.Generator().manual_seed(len(buffer.name))
+    value = torch.empty_strided(sizes, strides, dtype=getattr(torch, buffer.dtype))
+    return value.copy_(torch.randn(sizes, generator=generator))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[None]:
     """A group of one process, for the collectives of some cases."""
@@ -91,14 +100,18 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     assert path.parent.name in names and checks
     before = parse_program(body_of(text))
     verify_program(before)
-    options = LowerOptions(verify=True, contractions=contractions.strip() or "auto")
+    constants = {buffer.name: constant(buffer) for buffer in before.buffers if buffer.kind is BufferKind.CONSTANT}
+    options = LowerOptions(verify=True, contractions=contractions.strip() or "auto", pack_constants=bool(constants))
     ctx = PassContext.of(options, target=named_target(target.strip()) if target else ZEN)
+    ctx.constants.update(constants)
     after = run_passes(passes, before, ctx, LOOP_LEVEL)
     expect(print_program(after), checks)
     for seed in range(3):
         mine, theirs = random_inputs(before, seed), random_inputs(before, seed)
         for got, want in zip(
-            [*interpret_program(after, mine), *mine], [*interpret_program(before, theirs), *theirs], strict=True
+            [*interpret_program(after, mine, ctx.constants), *mine],
+            [*interpret_program(before, theirs, constants), *theirs],
+            strict=True,
         ):
             torch.testing.assert_close(got, want, equal_nan=True)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..ir import CONTRACTIONS, Compute
 from ..ir.walk import instructions, loads
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.panels import panels_at
@@ -35,8 +36,10 @@ def _candidates(kernel: Kernel) -> Iterator[Kernel]:
     if not calls:
         return
     loops = {loop.symbol: loop for loop in all_loops(kernel)}
-    offsets = (load.indices[0] for load in loads(instructions(kernel.body)))
-    if any(panels_at(offset, list(loops.values())) for offset in offsets if has_calls(offset)):
+    body = instructions(kernel.body)
+    multiplies = any(isinstance(instr, Compute) and instr.op in CONTRACTIONS.values() for instr in body)
+    offsets = [load.indices[0] for load in loads(body) if has_calls(load.indices[0])] if multiplies else []
+    if any(panels_at(offset, list(loops.values())) for offset in offsets):
         return  # a product that reads its matrix in panels, a loop for the columns and one for the sum
     for call in calls:
         divisor = call.args[1].constant if call.fn in ("floordiv", "mod") else None
