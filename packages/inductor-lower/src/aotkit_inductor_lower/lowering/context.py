@@ -73,7 +73,8 @@ class LoweringContext:
         sizes, strides = self.sizes.exprs(val.shape), self.sizes.exprs(val.stride())
         dtype = dtype or val.dtype
         self.buffers[name] = Buffer(name, str(dtype).removeprefix("torch."), sizes, strides, kind, str(val.device))
-        self._storage_offsets[name] = self.sizes.expr(val.storage_offset() or starts)
+        said = val.storage_offset()  # may be a size that depends on data, which is not to be compared
+        self._storage_offsets[name] = self.sizes.expr(starts if type(said) is int and said == 0 else said)
         return View(name, dtype, sizes, dim_exprs(len(sizes)), strides, to_expr(0))
 
     def declare_dense(self, name: str, sizes: Sequence[Expr], dtype: torch.dtype) -> View:
