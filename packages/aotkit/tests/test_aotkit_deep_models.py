@@ -9,7 +9,7 @@ import torch
 
 import aotkit
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed; nox installs it")
 
 LAYERS, WORDS = 8, 64
 SIZES = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS}

@@ -396,7 +396,9 @@ KINDS = (Normed, Views, Writes, Counted, Detaches, Silent, Checkpointed, Split)
 )
 def test_whatever_a_layer_does_is_what_eager_does(kind: type[nn.Module], training: bool) -> None:
     torch.manual_seed(0)
-    model, x = Stack(kind).train(training), torch.randn(5, 8, requires_grad=training)
+    # In float64: batch norms of five rows, one behind the other, enlarge what float32 rounds.
+    model = Stack(kind).train(training).double()
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=training)
     twin = copy.deepcopy(model)
     call, recorder = compiled(model, rng="eager")
     with torch.set_grad_enabled(training):
@@ -405,7 +407,7 @@ def test_whatever_a_layer_does_is_what_eager_does(kind: type[nn.Module], trainin
             for a, b in zip(ours, eagers, strict=True):
                 assert (a is None) == (b is None)
                 if a is not None:
-                    torch.testing.assert_close(a, b, rtol=5e-5, atol=5e-5)
+                    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
     if kind in (Normed, Counted) and training:
         assert counts(recorder) == [] and reasons(recorder)
     if kind is Silent:
@@ -539,8 +541,7 @@ def test_layers_that_take_other_values_are_not_alike() -> None:
     assert all(len(group.layers) <= 6 for group in found)
 
 
-def test_finding_layers_takes_time_that_grows_with_the_nodes() -> None:
-    """Counted, not timed: nodes are looked at for a bounded number of periods."""
+def test_hundreds_of_layers_are_found() -> None:
     x = torch.randn(5, 8)
     for count in (50, 400):
         (found,) = find_layers(graph_of(Stack(lambda: Gated(16), count=count), x), 6)

@@ -66,12 +66,14 @@ class RepeatedLayers:
         graph: with one call for each layer.
         called: by name the graphs that are called.
         saved: by the name of a backward what it takes before the tangents, as in ``_LayerCall.saved``.
+        hiding: names of the forwards that save something.
         counts: how many layers each group has.
     """
 
     graph: GraphModule
     called: Mapping[str, GraphModule]
     saved: Mapping[str, tuple[int, ...]]
+    hiding: frozenset[str]
     counts: tuple[int, ...]
 
     def as_regions(self, captured: GraphModule) -> GraphModule:
@@ -103,13 +105,10 @@ class RepeatedLayers:
         call.meta = {**node.meta, "val": tuple(made_node.meta["val"] for made_node in made)}
         region.meta = {key: node.meta[key] for key in _TRACED if key in node.meta}
         for user in list(node.users):
-            if len(node.meta["val"]) - 1 == user.args[1] and self._hides(str(name)):
+            if len(node.meta["val"]) - 1 == user.args[1] and name in self.hiding:
                 saves[user] = call
         node.replace_all_uses_with(call)
         graph.erase_node(node)
-
-    def _hides(self, name: str) -> bool:
-        return f"{name.removesuffix('_forward')}_backward" in self.saved and name.endswith("_forward")
 
 
 def asks_for_layers(fakes: Sequence[Any], ctx: CompileContext) -> bool:
@@ -136,8 +135,11 @@ def repeated_layers(gm: GraphModule, fakes: Sequence[Any], ctx: CompileContext) 
         call, graphs = _compile_layer(f"layer{number}", body_of(gm, group), inputs, ctx)
         called.update(graphs)
         calls.update({layer[-1]: (call, group, place) for place, layer in enumerate(group.layers)})
-    saved = {call.backward.name: call.saved for call, _, _ in calls.values() if call.backward is not None}
-    return RepeatedLayers(_with_calls(gm, calls), called, saved, tuple(len(group.layers) for group in groups))
+    trained = [call for call, _, _ in calls.values() if call.backward is not None]
+    saved = {call.backward.name: call.saved for call in trained if call.backward is not None}
+    hiding = frozenset(call.forward.name for call in trained)
+    counts = tuple(len(group.layers) for group in groups)
+    return RepeatedLayers(_with_calls(gm, calls), called, saved, hiding, counts)
 
 
 def _fake(like: Any, ctx: CompileContext) -> Tensor:

@@ -236,16 +236,13 @@ def _form(layer: Sequence[Node]) -> tuple[Hashable, tuple[Node, ...], tuple[int,
     """What a layer computes of its inputs, which are numbered; these inputs; positions of what others take."""
     inside = {node: position for position, node in enumerate(layer)}
     inputs: dict[Node, int] = {}
-
-    def argument(node: Node) -> Node:
-        if node not in inside:
-            inputs.setdefault(node, len(inputs))
-        return node
-
     takes: list[Hashable] = []
     for node in layer:
-        torch.fx.map_arg((node.args, node.kwargs), argument)
-        takes.append(tuple(inside.get(used, ~inputs.get(used, 0)) for used in _in_order(node)))
+        used = _in_order(node)
+        for value in used:
+            if value not in inside:
+                inputs.setdefault(value, len(inputs))
+        takes.append(tuple(inside[value] if value in inside else ~inputs[value] for value in used))
     outputs = tuple(p for p, node in enumerate(layer) if any(user not in inside for user in node.users))
     try:
         values = tuple(_tensor(node.meta.get("example_value")) for node in inputs)

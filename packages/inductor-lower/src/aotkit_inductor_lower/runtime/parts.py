@@ -199,7 +199,7 @@ class _Writer:
             return
         assert isinstance(step, CallFunction)
         if step.target == "higher_order.invoke_subgraph" and step.args and isinstance(step.args[0], BodyOf):
-            # It calls the body, so that is called: the operator takes ten times as long as a small body.
+            # It calls the body, so that is called: the operator's own way there takes long beside a small body.
             yield f"box = [{', '.join(map(self._text, step.args[2:]))}]"
             yield from [free] * bool(free)
             yield f"v{number} = {self._name(self.binder.bodies[step.args[0].number])}(box)"

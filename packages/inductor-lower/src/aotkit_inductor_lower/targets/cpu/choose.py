@@ -8,8 +8,8 @@ Note [Which products are ours]
     long as ours, which widen both factors as they copy them (the same command with `--dtype float16`).
 
     Products of bfloat16 are ours where an instruction multiplies pairs (AVX512-BF16) on AMD's processors and both
-    factors lie along the sum, as those of linear layers do: 0.98 to 1.2 times oneDNN's speed, and more with what comes
-    after them (the same command with `--dtype bfloat16`).
+    factors lie along the sum, as those of linear layers do: about as fast as oneDNN's, and what comes after them is in
+    the same kernel (the same command with `--dtype bfloat16`).
 
     A matrix that never changes is packed once (Note [Matrices in panels]): of such products no part is copying, so they
     pay for fewer rows, also where their number is known at run time only, and those of bfloat16 whichever way the
