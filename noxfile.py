@@ -119,7 +119,7 @@ EMULATED = (
 )
 EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
 #: Tests that together run the kinds of kernels that only x86-64 has, as far as this processor has them.
-NOT_ON_ARM = ("cpu_tails", "int8_products", "packed_products", "cpu_tile_registers", "attention")
+NOT_ON_ARM = ("cpu_tails", "int8_products", "packed_products", "packed_constants", "cpu_tile_registers", "attention")
 
 
 # --- environments -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from aotkit_inductor_lower.kernel_ir.panels import Panels, panels_at
 from aotkit_inductor_lower.loop_passes.pack_constants import pack
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import Symbol, sym, to_expr
-from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import Machine, host_machine, processor_machine
+from aotkit_inductor_lower.targets.cpu import target as targets
+from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.products import multiplies_pairs
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
@@ -28,6 +31,18 @@ SIZES = [(9, 40, 67), (13, 300, 200), (37, 33, 130), (64, 64, 128), (65, 129, 20
 LEVELS = ["x86-64-v3", *(["x86-64-v4"] if host_machine().vector_bits == 512 else []), "host"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 Program = Callable[..., torch.Tensor]
+
+
+def machine_without_tiles(name: str) -> Machine:
+    """A processor with its tile registers left out."""
+    found = processor_machine(name)
+    return replace(found, features=",".join(f for f in found.features.split(",") if not f.startswith("+amx")))
+
+
+@pytest.fixture(autouse=True)
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in tile registers read no packed constants; what has them runs the other kernels as well."""
+    monkeypatch.setattr(targets, "processor_machine", machine_without_tiles)
 
 
 def traced(f: Program, *args: torch.Tensor, mode: str = "fake") -> torch.fx.GraphModule:
@@ -153,6 +168,17 @@ def test_pairs_that_lie_along_the_sum_need_no_packing(size: tuple[int, int, int]
         assert not isinstance(made, CompiledParts)
         (got,) = bind_program(made.program, made.constants, redzones=True)([x, w])
         assert_near(got, F.silu(x @ w.t()), F.silu(x.double() @ w.double().t()))
+
+
+@pytest.mark.skipif(not multiplies_pairs(host_machine()), reason="there is no instruction for pairs of bfloat16")
+def test_rows_that_fill_no_tile_register_are_multiplied_in_pairs() -> None:
+    """Also where the processor has tile registers."""
+    w, x = torch.randn(200, 300).bfloat16(), torch.randn(13, 300).bfloat16()
+    graph = traced(lambda a: a @ w.t(), x)
+    made = compile_to_program(graph, options=LowerOptions(contractions="generated", pack_constants=True))
+    assert not isinstance(made, CompiledParts) and all(name.endswith("_packed") for name in made.constants)
+    (got,) = bind_program(generate(made.scheduled, host_machine()), made.constants, redzones=True)([x])
+    assert_near(got, x @ w.t(), x.double() @ w.double().t())
 
 
 def test_a_matrix_that_something_else_reads_stays_as_it_is() -> None:
