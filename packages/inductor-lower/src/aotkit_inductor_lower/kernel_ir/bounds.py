@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, has_calls, to_expr
 
-__all__ = ["drop_divisions", "hint", "lower_bound"]
+__all__ = ["bounds", "drop_divisions", "hint", "lower_bound"]
 
 SIZE_HINT = 64  # what an unknown size counts as in cost estimates
 
@@ -21,7 +21,7 @@ def hint(expr: Expr, unknown: int = SIZE_HINT) -> int:
 
 def lower_bound(expr: Expr) -> float:
     """A lower bound: indices and sizes are not negative, computed values may be anything."""
-    return _bounds(expr, {})[0]
+    return bounds(expr, {})[0]
 
 
 def drop_divisions(expr: Expr, upper: Mapping[Symbol, int]) -> Expr:
@@ -41,7 +41,7 @@ def _drop_division(call: Call, upper: Mapping[Symbol, int]) -> Expr:
     args = tuple(drop_divisions(arg, upper) for arg in call.args)
     divisor = args[1].constant if call.fn in ("floordiv", "mod") else None
     if divisor and divisor > 0:
-        low, high = _bounds(args[0], upper)
+        low, high = bounds(args[0], upper)
         if low >= 0 and high < divisor:
             return to_expr(0) if call.fn == "floordiv" else args[0]
     if call.fn == "floordiv":
@@ -51,7 +51,8 @@ def _drop_division(call: Call, upper: Mapping[Symbol, int]) -> Expr:
     return Expr((((Call(call.fn, args),), 1),))
 
 
-def _bounds(expr: Expr, upper: Mapping[Symbol, int]) -> tuple[float, float]:
+def bounds(expr: Expr, upper: Mapping[Symbol, int]) -> tuple[float, float]:
+    """Numbers that an expression lies between, both included, with indices and sizes from 0 to ``upper``."""
     low = high = 0.0
     for monomial, factor in expr.terms:
         a, b = float(factor), float(factor)
@@ -72,7 +73,7 @@ def _atom_bounds(atom: Symbol | Call, upper: Mapping[Symbol, int]) -> tuple[floa
         if atom.kind is SymbolKind.VALUE:
             return -math.inf, math.inf
         return 0.0, float(upper.get(atom, math.inf))
-    args = [_bounds(arg, upper) for arg in atom.args]
+    args = [bounds(arg, upper) for arg in atom.args]
     if atom.fn == "min":
         return min(a for a, _ in args), min(b for _, b in args)
     if atom.fn == "max":

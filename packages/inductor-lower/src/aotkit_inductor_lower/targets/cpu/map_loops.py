@@ -25,6 +25,7 @@ from ...kernel_ir.walk import PerfectNest, loops_of_values, map_expressions, per
 from ...ops.dtypes import bits
 from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, to_expr
+from .beside import loop_beside, with_sums_beside
 from .machine import Machine
 
 __all__ = ["bears_mask", "map_loops", "map_rows", "version_loops", "work_of"]
@@ -64,6 +65,12 @@ def map_loops(kernel: Kernel, target: Machine) -> Kernel:
     joint = wanted == 4 and not rest and 4 < whole <= (16 if target.vector_bits == 512 else 8)  # one walk over rows
     interleave = whole if joint else _fit_interleave(wanted, loop.extent, lanes)
     masked = outer_tail(kernel, nests, loop, lanes, target)
+    if target.vector_bits == 512:
+        beside = loop_beside(kernel, nests, loop)
+        if beside is not None:
+            maps = {outer: _lanes(loop, lanes, 1, masked=masked), beside[0].symbol: LoopMap("unroll", beside[1])}
+            return _across_grid(kernel, maps)
+        kernel = with_sums_beside(kernel)
     return _across_grid(kernel, {outer: _lanes(loop, lanes, interleave, masked=masked)})
 
 

@@ -196,6 +196,8 @@ def _unit_pointer(ctx: KernelContext, buffer: str, element: str, offset: Expr, c
     if ctx.scratch.get(buffer, 1) != 1:
         return _advance(ctx, base, element, imm(constant + copy * vector.lanes))
     moved = _advance(ctx, base, element, ctx.em.mul(vector.base, imm(step)))
+    if ctx.beside:  # LLVM would weigh every pair of addresses of the loop, to no avail: they are near to this one
+        moved = ctx.em.pure("ptr", f'call ptr asm "", "=r,0"(ptr {moved.text})', moved)
     first = vector.first(copy) * step - (vector.lanes - 1 if step < 0 else 0)
     return _advance(ctx, moved, element, imm(constant + first))
 
@@ -265,7 +267,11 @@ def _masked_load(ctx: KernelContext, instr: Load, pointer: Ssa, mask: Ssa) -> Ss
     symbol = f"llvm.masked.load.v{ctx.ops.lanes(mask)}{_mangle(element)}.p0"
     ctx.em.declare(symbol, type_, ["ptr", mask.type, type_])
     given = f"ptr align {width(instr.dtype) // 8} {pointer.text}, {mask.typed}, {other.typed}"
-    return ctx.em.here(type_, f"call {type_} @{symbol}({given})")
+    text = f"call {type_} @{symbol}({given})"
+    if instr.buffer in ctx.written:
+        return ctx.em.here(type_, text)
+    here = Ssa("0", "i64", ctx.em.depth)  # it stays where it is, and what reads the same reads it once
+    return ctx.em.pure(type_, text, pointer, mask, here)
 
 
 def _kept_masked(ctx: KernelContext, instr: Load, value: Ssa) -> Ssa:
@@ -293,7 +299,7 @@ def out_of_sight(em: Emitter, value: Ssa, element: str, bits: int) -> Ssa:
     if lanes < least:
         wide = out_of_sight(em, em.shuffle(value, value, element, [k % lanes for k in range(least)]), element, bits)
         return em.shuffle(wide, wide, element, range(lanes))
-    return em.here(value.type, f'call {value.type} asm "", "=v,0"({value.typed})')
+    return em.pure(value.type, f'call {value.type} asm "", "=v,0"({value.typed})', value)
 
 
 def _mangle(element: str) -> str:

@@ -70,6 +70,7 @@ class KernelContext:
     vector: Vector | None = None
     hoist_depth: int = 0
     streams: bool = False  # whether a streaming store was emitted
+    beside: bool = False  # whether iterations are beside each other
 
     @property
     def em(self) -> Emitter:

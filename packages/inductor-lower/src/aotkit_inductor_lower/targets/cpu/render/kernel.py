@@ -13,16 +13,18 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ....ir import CheckedIndex, Range, Store
+from ....ir import CheckedIndex, Instr, Range, Store
 from ....ir.independence import checked_sizes, tells_apart
 from ....ir.walk import instructions, value_types
 from ....kernel_ir.bounds import hint
+from ....kernel_ir.known_conditions import moved, within
 from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import LENGTH, SERIAL, Kernel, Loop
 from ....kernel_ir.walk import memories, perfect_nests
 from ....launch_plan.status import INDEX_ERROR
 from ....memory.huge_pages import HUGE_PAGE, MADV_HUGEPAGE
 from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product
+from ..beside import blocks_of
 from ..machine import Machine
 from ..map_loops import map_loops, version_loops, work_of
 from .arithmetic import Ops
@@ -72,9 +74,11 @@ class KernelEmitter:
         self.types = value_types(instructions(kernel.body))
         self.vector = next((loop for loop in kernel.grid if loop.map.kind == "lanes"), None)
         self.tile = next((loop for loop in kernel.grid if loop.map.kind == "tile"), None)
+        self.beside = next((loop for loop in kernel.grid if loop.map.kind == "unroll"), None)
         map_ = self.vector.map if self.vector is not None else SERIAL
         self.lanes, self.interleave = map_.width, map_.interleave
         self._mallocs: list[Ssa] = []
+        self._bodies: list[tuple[Instr, ...]] = []  # of iterations beside each other
         self.em = Emitter(declarations)
         self.ops = Ops(self.em, target)
         nontemporal = (param.name for param in kernel.params if param.nontemporal)
@@ -238,7 +242,7 @@ class KernelEmitter:
 
     def _loops(self) -> list[Loop]:
         """The loops of the grid that are units by themselves."""
-        return [loop for loop in self.kernel.grid if loop is not self.vector and loop is not self.tile]
+        return [loop for loop in self.kernel.grid if loop.map.kind not in ("lanes", "tile", "unroll")]
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
         em, ctx, vector = self.em, self.ctx, self.vector
@@ -256,6 +260,8 @@ class KernelEmitter:
             self._body()
         elif self.tile is not None:
             self._tiles(vector, self.tile, low, high)
+        elif self.beside is not None:
+            self._blocks_beside(vector, self.beside, low, high)
         else:
             self._outer_blocks(vector, low, high)
         return []
@@ -294,6 +300,26 @@ class KernelEmitter:
 
         across(lanes, lanes, imm(0), whole)
         across(1, 1, whole, size)
+
+    def _blocks_beside(self, vector: Loop, beside: Loop, low: Ssa, high: Ssa) -> None:
+        """All of a loop whose iterations are beside each other, see Note [Iterations beside each other]."""
+        symbol, size, (nest,) = Symbol(beside.symbol), beside.extent.constant or 0, self.nests
+        for start, stop, count in blocks_of(size, beside.map.width):
+            places = self._whole_grid() | {symbol: (start, stop - count)}
+            bodies = [within(moved(nest.body, symbol, k), places) for k in range(count)]
+
+            def block(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+                self.ctx.symbols[symbol] = at
+                self._outer_blocks(vector, low, high)
+                return []
+
+            self._bodies, self.ctx.beside = bodies, True
+            self.em.loop(imm(start), imm(stop), count, [], block, "i")
+
+    def _whole_grid(self) -> dict[Symbol, tuple[int, int]]:
+        """Where loops of the grid begin and end, of those whose size is known."""
+        sizes = {Symbol(loop.symbol): loop.extent.constant for loop in self.kernel.grid}
+        return {symbol: (0, size - 1) for symbol, size in sizes.items() if size}
 
     def _outer_blocks(self, loop: Loop, low: Ssa, high: Ssa) -> None:
         """Blocks of interleaved vectors, then single vectors, then single elements, as far as the size needs them."""
@@ -339,7 +365,10 @@ class KernelEmitter:
     # -- the body ------------------------------------------------------------------------------------------
 
     def _body(self) -> None:
-        for nest in self.nests:
+        for body in self._bodies:
+            self.ctx.values.clear()
+            emit_body(self.ctx, body)
+        for nest in () if self._bodies else self.nests:
             if nest.loops:
                 NestEmitter(nest, self.ctx, self.types).emit()
             else:

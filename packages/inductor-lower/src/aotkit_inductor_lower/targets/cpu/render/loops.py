@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ....ir import DType, Reduce
+from ....ir import DType, Instr, Reduce
+from ....kernel_ir.known_conditions import moved, within
 from ....kernel_ir.nodes import SERIAL, Loop
 from ....kernel_ir.walk import PerfectNest
 from ....symbolic import Symbol
+from ..beside import blocks_of
 from .body import emit_body
 from .context import KernelContext, Value, Vector, ramp_literal
 from .emitter import Carried, Ssa, imm
@@ -100,6 +102,8 @@ class NestEmitter:
             innermost, loops = loops[0], []
         if not loops:
             assert innermost is not None
+            if innermost.map.kind == "unroll":
+                return self._beside(innermost, state, blocks[0])
             return self._innermost(innermost, state, blocks)
         loop, rest = loops[0], loops[1:]
         anew, chunked = levels.get(loop.symbol, (False, False))
@@ -143,6 +147,28 @@ class NestEmitter:
             stop = self.em.add(low, self.em.round_down(self.em.sub(size, low), block.step)) if whole else size
             results += self._chunked(loop, low, stop, block, own)
             low, at = stop, at + count
+        return results
+
+    def _beside(self, loop: Loop, state: list[Carried], block: Block) -> list[Ssa]:
+        """An innermost loop with iterations beside each other, see Note [Iterations beside each other]."""
+        ctx, symbol, self.ctx.beside = self.ctx, Symbol(loop.symbol), True
+        results = [c.initial for c in state]
+        sizes = {Symbol(each.symbol): each.extent.constant for each in self.loops}
+        outside = {symbol: (0, size - 1) for symbol, size in sizes.items() if size}
+        for start, stop, width in blocks_of(loop.extent.constant or 0, loop.map.width):
+            places = outside | {symbol: (start, stop - width)}
+            bodies = [within(moved(self.nest.body, symbol, k), places) for k in range(width)]
+
+            def body(index: Ssa, phis: list[Ssa], bodies: Sequence[Sequence[Instr]] = bodies) -> list[Ssa]:
+                ctx.symbols[symbol] = index
+                following = list(phis)
+                for each in bodies:
+                    emit_body(ctx, each, lambda r, v: self._take(r, v, block, following))
+                return following
+
+            state = [Carried(c.type, value) for c, value in zip(state, results, strict=True)]
+            results = self.em.loop(imm(start), imm(stop), width, state, body, "r")
+        ctx.beside = False
         return results
 
     def _chunked(self, loop: Loop, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
@@ -204,7 +230,7 @@ class NestEmitter:
         """Update the accumulators of one reduction in ``state``; the value so far of a running one."""
         at = 0
         for acc in self.accumulators:
-            if acc.reduce is reduce:
+            if acc.reduce.result == reduce.result:
                 break
             at += block.width(acc)
         position = None
