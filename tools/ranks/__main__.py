@@ -42,9 +42,10 @@ def run_case(case: Case, steps: int, timeout: float, options: dict[str, Any]) ->
 
 
 def _verdict(answers: Sequence[dict[str, Any] | None], ended: bool) -> tuple[str, dict[str, Any]]:
-    errors = [answer["error"] for answer in answers if answer is not None and "error" in answer]
-    if errors:
-        return "raised", {"error": errors[0], "ranks": len(errors), "all_ended": ended}
+    raised = {rank: answer for rank, answer in enumerate(answers) if answer is not None and "error" in answer}
+    if raised:
+        rank, first = next(iter(raised.items()))
+        return "raised", {**first, "rank": rank, "ranks": len(raised), "all_ended": ended}
     if not ended or None in answers:
         return "hangs" if not ended else "died", {}
     found = [answer for answer in answers if answer is not None]

@@ -3,9 +3,10 @@
 python -m tools.ranks.faults                  100 random faults
 python -m tools.ranks.faults --first 17 --count 1
 
-Each is a call of a layer whose result is summed over two or three ranks, with or without `share_compiles`, over a store
-in a file or one that the first rank holds. Every rank that lives must have the right numbers, or a typed error
-(or gloo's own, where another one died in the middle of a collective), within the timeout.
+Each is a call of a layer whose result is summed over two or three ranks, that each rank compiles for itself, with
+`share_compiles`, or with `compile_for_ranks`, over a store in a file or one that the first rank holds. Every rank that
+lives must have the right numbers, or a typed error (or gloo's own, where another one died in the middle of a
+collective), within the timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,18 +51,23 @@ FAULTS = (
     "has another torch",
     "has other options",
 )
-_TYPED = ("RanksDisagree", "CompileError", "InternalError", "UnknownOption", "UnknownPassError", "CacheError")
+#: Each rank compiles, one compiles what all have traced, or one traces and compiles (`compile_for_ranks`).
+WAYS = ("apart", "share_compiles", "for ranks")
+_TYPED = (
+    *("RanksDisagree", "CompileError", "GuardError", "InternalError"),
+    *("UnknownOption", "UnknownPassError", "CacheError"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to the rank ``at``, of ``ranks``. ``shares``: one compiles for all. ``tcp``: the first rank holds
-    the store. ``eager``: refused graphs run eagerly."""
+    """What happens to the rank ``at``, of ``ranks``. ``how``: one of `WAYS`. ``tcp``: the first rank holds the store.
+    ``eager``: refused graphs run eagerly."""
 
     what: str
     at: int
     ranks: int
-    shares: bool
+    how: str
     tcp: bool
     eager: bool
 
@@ -70,8 +76,8 @@ class Fault:
         """The fault of that number."""
         chosen = random.Random(number)
         ranks = chosen.choice((2, 3))
-        flags = [chosen.random() < 0.5 for _ in range(3)]
-        return Fault(FAULTS[number % len(FAULTS)], chosen.randrange(ranks), ranks, *flags)
+        tcp, eager = (chosen.random() < 0.5 for _ in range(2))
+        return Fault(FAULTS[number % len(FAULTS)], chosen.randrange(ranks), ranks, chosen.choice(WAYS), tcp, eager)
 
 
 def run_fault(fault: Fault) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def run_fault(fault: Fault) -> dict[str, Any]:
     began = time.monotonic()
     master = _free_port() if fault.tcp else None
     answers, ended = run_ranks(fault.ranks, lambda rank, folder: _rank(rank, folder, fault), LIMIT, master=master)
-    row = {"fault": fault.what, "answers": [_short(answer) for answer in answers]}
+    row = {"fault": fault.what, "how": fault.how, "answers": [_short(answer) for answer in answers]}
     return {**row, "verdict": _verdict(fault, answers, ended), "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -115,8 +121,8 @@ def _rank(rank: int, folder: Path, fault: Fault) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    options: dict[str, Any] = {"share_compiles": fault.shares, "rank_timeout": RANK_TIMEOUT, "cache": True}
-    options["fallback"] = "eager" if fault.eager else "error"
+    options: dict[str, Any] = {"share_compiles": fault.how == "share_compiles", "rank_timeout": RANK_TIMEOUT}
+    options |= {"cache": True, "fallback": "eager" if fault.eager else "error"}
     here, op, twice = rank == fault.at, "sum", True
     if here:
         if fault.what == "dies before":
@@ -128,13 +134,15 @@ def _rank(rank: int, folder: Path, fault: Fault) -> dict[str, Any]:
             options["link_latency"] = 1e-12
         _break(fault, folder, options)
 
+    group = dist.distributed_c10d._world.pg_names[dist.group.WORLD]
+
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y, z = _all_reduced(x @ w, op), _all_reduced(x, op) if twice else x
+        y, z = _all_reduced(x @ w, op, group), _all_reduced(x, op, group) if twice else x
         return (y.square().sum() + z.sum()).sin()
 
     x = torch.full((3, 4), rank + 1.0, dtype=torch.float64)
     w = torch.ones(4, 2, dtype=torch.float64)
-    value = torch.compile(step, backend="aotkit", fullgraph=True, options=options)(x, w)
+    value = _compiled(fault.how, step, (x, w), options)(x, w)
     if here and fault.what == "dies behind":
         _die(folder)
     total = fault.ranks * (fault.ranks + 1) / 2
@@ -142,9 +150,19 @@ def _rank(rank: int, folder: Path, fault: Fault) -> dict[str, Any]:
     return {"result": "right" if torch.allclose(value, want, rtol=1e-9) else f"{value.item()} and not {want.item()}"}
 
 
-def _all_reduced(x: torch.Tensor, op: str) -> torch.Tensor:
+def _compiled(how: str, step: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
+    if how != "for ranks":
+        return torch.compile(step, backend="aotkit", fullgraph=True, options=options)
+    import aotkit
+
+    given: dict[str, Any] = {name: frozenset(v) if isinstance(v, list) else v for name, v in options.items()}
+    chosen = aotkit.Options(**given)
+    return aotkit.saved.compile_for_ranks(step, args, options=chosen)
+
+
+def _all_reduced(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     ops = torch.ops._c10d_functional
-    summed: torch.Tensor = ops.wait_tensor(ops.all_reduce(x, op, dist.group.WORLD.group_name))  # type: ignore[union-attr]
+    summed: torch.Tensor = ops.wait_tensor(ops.all_reduce(x, op, group))
     return summed
 
 

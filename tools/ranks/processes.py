@@ -22,13 +22,14 @@ __all__ = ["Body", "run_ranks"]
 #: What a rank does: its number, a folder that all have; it gives something that JSON can hold.
 Body = Callable[[int, Path], dict[str, Any]]
 _GROUP_TIMEOUT = 60
+_FRAMES = 6  # of an error, the innermost
 
 
 def run_ranks(
     count: int, body: Body, timeout: float, *, master: int | None = None
 ) -> tuple[list[dict[str, Any] | None], bool]:
-    """What ``body`` gives on each rank, or ``{"error": ...}`` of what it raised; ``None`` of a rank that has died. And
-    whether all have ended within ``timeout`` seconds; those that have not are ended.
+    """What ``body`` gives on each rank, or ``{"error": ..., "where": ...}`` of what it raised; ``None`` of a rank that
+    has died. And whether all have ended within ``timeout`` seconds; those that have not are ended.
 
     ``master``: a port, for a store that the first rank holds; else the store is a file.
     """
@@ -36,7 +37,7 @@ def run_ranks(
     began = time.monotonic()
     try:
         children = [_start(count, body, folder, rank, master) for rank in range(count)]
-        ended = _wait(children, began + timeout)
+        ended = _wait(children, folder, began + timeout)
         return [_read(folder / f"answer{rank}") for rank in range(count)], ended
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -61,12 +62,14 @@ def _start(count: int, body: Body, folder: Path, rank: int, master: int | None) 
         inner = getattr(error, "inner_exception", error)
         if os.environ.get("RANKS_TRACEBACK"):
             traceback.print_exception(inner)
-        answer = {"error": f"{type(inner).__name__}: {inner}"[:2000]}
+        where = traceback.format_list(traceback.extract_tb(inner.__traceback__)[-_FRAMES:])
+        answer = {"error": f"{type(inner).__name__}: {inner}"[:2000], "where": "".join(where)}
     (folder / f"part{rank}").write_text(json.dumps(answer))
     (folder / f"part{rank}").rename(folder / f"answer{rank}")
     others = [folder / f"answer{other}" for other in range(count)]
-    until = time.monotonic() + _GROUP_TIMEOUT
-    while not all(other.exists() for other in others) and time.monotonic() < until:  # they may be talking to this one
+    # They may be talking to this one, however long they take: an end of its own would cut them off in the middle of
+    # it, and say nothing about why they are late. Whoever started all ranks ends those that take too long.
+    while not all(other.exists() for other in others):
         if (folder / "somebody died").exists():
             time.sleep(0.5)
             break
@@ -80,12 +83,17 @@ def _store(count: int, folder: Path, rank: int, master: int | None) -> Any:
     return dist.TCPStore("127.0.0.1", master, count, rank == 0, timedelta(seconds=_GROUP_TIMEOUT))
 
 
-def _wait(children: Sequence[int], until: float) -> bool:
-    left = list(children)
+def _wait(children: Sequence[int], folder: Path, until: float) -> bool:
+    """Whether all have ended by then. Those that wait for one that has ended without an answer are told so."""
+    left = dict(enumerate(children))
     while left and time.monotonic() < until:
-        left = [child for child in left if os.waitpid(child, os.WNOHANG)[0] == 0]
+        for rank, child in list(left.items()):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                del left[rank]
+                if not (folder / f"answer{rank}").exists():
+                    (folder / "somebody died").touch()
         time.sleep(0.02)
-    for child in left:
+    for child in left.values():
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return not left

@@ -55,3 +55,20 @@ def test_what_a_backward_frees_is_held_until_then() -> None:
     assert turn.bytes["saved"] == 16 * KIB, f"{second.name} is the caller's"
     assert over.moments[over.backward - 1].bytes["saved"] == 16 * KIB
     assert {name for name, _ in turn.largest} >= {first.name}
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without distributed")
+def test_what_was_waited_for_is_the_memory_of_the_collective() -> None:
+    import torch.distributed._functional_collectives  # noqa: F401  # its operators' fake kernels
+
+    ops = torch.ops._c10d_functional
+
+    def gathered(part: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = ops.wait_tensor(ops.all_gather_into_tensor(part, 2, "0"))  # 32 KiB
+        return (x @ whole).sin(), ops.wait_tensor(ops.all_reduce(x, "sum", "0"))
+
+    over = memory_of(program_of(gathered, torch.ones(32, 128), torch.ones(64, 64)))
+    kinds = {moment.step: {kind: size // KIB for kind, size in moment.bytes.items() if size} for moment in over.moments}
+    assert kinds["aten.mm"] == {"call result": 32, "result": 32 + 16}, "the gathered matrix is there once"
+    assert kinds["sin"] == {"result": 32 + 16}, "and goes with the name that it has when it was waited for"
+    assert over.peak.total == 80 * KIB

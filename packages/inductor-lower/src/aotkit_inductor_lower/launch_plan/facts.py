@@ -30,6 +30,7 @@ from .records import (
 
 __all__ = ["KINDS", "MemoryOverTime", "Moment", "UnknownSize", "extern_calls", "memory_of"]
 
+_GIVES_BACK = "_c10d_functional.wait_tensor."  # what it waited for
 KINDS = ("saved", "result", "allocated", "call result", "arena")
 
 
@@ -80,8 +81,8 @@ class _Held:
         self.arena = [(each, _bytes(self.buffers[each.buffer])) for each in self.plan.arena]
 
     def add(self, name: str, kind: str) -> None:
-        """A buffer comes into being, unless it is in the arena, though ATen writes it."""
-        if name in self.in_arena:
+        """A buffer comes into being, unless it is in the arena, though ATen writes it, or is another one's memory."""
+        if name in self.in_arena or name in self.bases:
             return
         self.alive[name] = _bytes(self.buffers[name]), self.kinds.get(name, kind)
 
@@ -166,7 +167,15 @@ def _run(held: _Held) -> None:
 
 
 def _bases(plan: LaunchPlan) -> dict[str, str]:
-    return {step.result: step.base for step in plan.steps if isinstance(step, View | ReuseBuffer)}
+    """Whose memory a buffer's is, if it has none of its own."""
+    found = {}
+    for step in plan.steps:
+        match step:
+            case View() | ReuseBuffer():
+                found[step.result] = step.base
+            case CallExtern(target, (BufferRef(base), *_), results=(str(result),)) if target.startswith(_GIVES_BACK):
+                found[result] = base
+    return found
 
 
 def _base(bases: dict[str, str], name: str) -> str:
