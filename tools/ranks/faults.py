@@ -134,7 +134,9 @@ def _rank(rank: int, folder: Path, fault: Fault) -> dict[str, Any]:
             options["link_latency"] = 1e-12
         _break(fault, folder, options)
 
-    group = dist.distributed_c10d._world.pg_names[dist.group.WORLD]
+    world = dist.group.WORLD
+    assert world is not None
+    group = str(dist.distributed_c10d._world.pg_names[world])
 
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y, z = _all_reduced(x @ w, op, group), _all_reduced(x, op, group) if twice else x

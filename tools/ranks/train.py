@@ -155,8 +155,9 @@ class _Trainer:
         """What this rank has, momentum too."""
         for number, parameter in enumerate(self._parameters()):
             own = self.optimizer.state[parameter]
-            yield f"parameter{number}", parameter.data
-            yield f"momentum{number}", own.setdefault("momentum_buffer", torch.zeros_like(parameter))
+            momentum = own.setdefault("momentum_buffer", torch.zeros_like(parameter))
+            yield f"parameter{number}", _local(parameter.data)
+            yield f"momentum{number}", _local(momentum)
         for number, buffer in enumerate(self.net.buffers()):
             yield f"buffer{number}", buffer
 
@@ -175,6 +176,11 @@ class _Trainer:
         """Parameters and buffers."""
         for value in (*self._parameters(), *self.net.buffers()):
             yield (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
+
+
+def _local(value: Any) -> torch.Tensor:
+    """This rank's part, or all of it, in the same memory."""
+    return value.to_local() if hasattr(value, "to_local") else value
 
 
 def _train(

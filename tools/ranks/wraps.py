@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,27 +83,40 @@ def _fully_sharded(reshard: bool) -> Callable[[nn.Module, Model, Any], nn.Module
 
 
 class _Gathered(nn.Module):
-    """A parametrization: a parameter that ranks hold parts of is whole where it is used; gradients are summed."""
+    """A parametrization: a parameter that ranks hold parts of is whole where it is used; gradients are summed.
+
+    ``split``: over these ranks, by these placements, the module is split: to it the parameter is as
+    `parallelize_module` made it.
+    """
+
+    def __init__(self, split: tuple[Any, Sequence[Any]] | None) -> None:
+        super().__init__()
+        self.split = split
 
     def forward(self, part: Any) -> torch.Tensor:
-        from torch.distributed.tensor import Partial, Replicate
+        from torch.distributed.tensor import DTensor, Partial, Replicate
 
-        whole = part.redistribute(placements=[Replicate()])
-        return whole.to_local(grad_placements=[Partial("sum")])
+        whole = part.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("sum")])
+        return whole if self.split is None else DTensor.from_local(whole, *self.split, run_check=False)
 
 
 def _gathered_in_the_graph(net: nn.Module, _: Model, mesh: Any) -> nn.Module:
-    """Simple FSDP: no hooks, so gathers and reductions are operators of the graph."""
-    from torch.distributed.tensor import Shard, distribute_tensor
+    """Simple FSDP: no hooks, so gathers and reductions are operators of the graph. Of what is split, the ranks with
+    the same part of it share that part."""
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
     from torch.nn.utils import parametrize
 
     parts = dict[nn.Parameter, nn.Parameter]()
     for module in list(net.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
+            own: Any = parameter.detach()
+            split = None
+            if isinstance(own, DTensor):
+                own, split = own.to_local(), (own.device_mesh, own.placements)
             if parameter not in parts:  # some are tied
-                parts[parameter] = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
+                parts[parameter] = nn.Parameter(distribute_tensor(own, mesh["dp"], [Shard(0)]))
             setattr(module, name, parts[parameter])
-            parametrize.register_parametrization(module, name, _Gathered(), unsafe=True)
+            parametrize.register_parametrization(module, name, _Gathered(split), unsafe=True)
     return net
 
 
@@ -146,7 +159,9 @@ WRAPS: Mapping[str, Wrap] = {
     "tp": Wrap(2, _as_it_is, **_SPLIT),
     "tp-ddp": Wrap(4, _data_parallel, waits=_no_sync, by_rank=True, **_SPLIT),
     "tp-fsdp2": Wrap(4, _fully_sharded(True), waits=_no_gradient_sync, **_SPLIT),
+    "tp-simple-fsdp": Wrap(4, _gathered_in_the_graph, averages=False, by_rank=True, **_SPLIT),
     "sp": Wrap(2, _as_it_is, **_SPREAD),
     "sp-ddp": Wrap(4, _data_parallel, waits=_no_sync, variants=_FOUR, **_SPREAD),
     "sp-fsdp2": Wrap(4, _fully_sharded(True), waits=_no_gradient_sync, **_SPREAD),
+    "sp-simple-fsdp": Wrap(4, _gathered_in_the_graph, averages=False, variants=_FOUR, **_SPREAD),
 }
