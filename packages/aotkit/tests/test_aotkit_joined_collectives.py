@@ -12,6 +12,7 @@ import torch.distributed as dist
 import aotkit
 from aotkit.errors import RanksDisagree
 from aotkit.link import measure_link
+from aotkit.reports.page.watch import Watcher
 
 _spec = importlib.util.spec_from_file_location("several_ranks", Path(__file__).with_name("several_ranks.py"))
 several_ranks = importlib.util.module_from_spec(_spec)
@@ -91,9 +92,47 @@ def joined(rank, _folder):
     }
 
 
+class Wide(torch.nn.Module):
+    """What is between its layers is much larger than the layers, and can be computed again."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.net = Net(rank)
+
+    def forward(self, x):
+        for layer in self.net.layers:
+            x = torch.exp(-torch.sin(layer(x)).square()) + x
+        return x
+
+
+def own_budgets(rank, _folder):
+    """Bytes that each rank saves, if its numbers are those of eager mode, whatever the other one saves."""
+    found = []
+    for budget in (1.0, 0.0 if rank else 1.0):
+        torch._dynamo.reset()
+        eager, net, watcher = Wide(rank), Wide(rank), Watcher()
+        options = {"cache": False, "fallback": "error", "rank_timeout": 20, "observer": watcher}
+        run = torch.compile(net, backend="aotkit", options={**options, "memory_budget": budget})
+        for a, b in zip(train(run, net, rank), train(eager, eager, rank), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        (report,) = watcher.partitions.values()
+        found.append(report.activation_bytes)
+    return found
+
+
 def other_links(rank, _folder):
     """Ranks that would join otherwise learn of it before they start anything."""
-    options = {"link_latency": 1.0 if rank else 1e-12, "rank_timeout": 20, "cache": False}
+    return refused(rank, link_latency=1.0 if rank else 1e-12)
+
+
+def other_gathers(rank, _folder):
+    """So do ranks of which one only would gather again in the backward."""
+    return refused(rank, regather=bool(rank))
+
+
+def refused(rank, **options):
+    """The error of a compile whose options are another rank's, or that it ran."""
+    options = {"rank_timeout": 20, "cache": False, **options}
     try:
         torch.compile(Net(rank), backend="aotkit", options=options)(torch.ones(3, 8, dtype=torch.float64))
     except Exception as error:  # noqa: BLE001  # the test looks at it
@@ -112,8 +151,14 @@ def test_gathers_and_reductions_of_a_layer_are_one_and_training_is_as_in_eager_m
     assert 0 < latency < 1 and bandwidth > 0
 
 
-def test_ranks_that_would_join_otherwise_get_an_error(tmp_path: Path) -> None:
-    assert several_ranks.run_ranks(__file__, "other_links", tmp_path) == ["RanksDisagree"] * 2
+@pytest.mark.parametrize("case", ["other_links", "other_gathers"])
+def test_ranks_that_would_join_or_gather_otherwise_get_an_error(tmp_path: Path, case: str) -> None:
+    assert several_ranks.run_ranks(__file__, case, tmp_path) == ["RanksDisagree"] * 2
+
+
+def test_each_rank_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    first, second = several_ranks.run_ranks(__file__, "own_budgets", tmp_path)
+    assert first[0] == first[1] == second[0] > second[1] > 0, (first, second)
 
 
 def test_without_a_process_group_there_is_no_link() -> None:
@@ -129,4 +174,4 @@ def test_a_link_takes_time(name: str, value: float) -> None:
 
 
 if __name__ == "__main__":
-    several_ranks.main({case.__name__: case for case in (joined, other_links)})
+    several_ranks.main({case.__name__: case for case in (joined, other_links, other_gathers, own_budgets)})

@@ -7,24 +7,32 @@ import textwrap
 
 import pytest
 
+MODES = ("same", "differ", "own", "own gathers")
 WORKER = textwrap.dedent(
     """
     import importlib, json, os, sys, traceback
     import torch
     import torch.distributed as dist
+    import torch.distributed._functional_collectives
     from torch.fx.experimental.proxy_tensor import make_fx
     from aotkit_partition import Extensions, PartitionError, PartitionOptions, partition
 
     def work(rank, store, mode):
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
+        ops, gathers = torch.ops._c10d_functional, mode == "own gathers"
+
         def joint(primals, tangents):
             value = primals[0]
             for weight in primals[1:]:
+                if gathers:
+                    weight = ops.wait_tensor(ops.all_gather_into_tensor(weight, 2, dist.group.WORLD.group_name))
                 value = torch.tanh(value @ weight) if mode != "differ" or rank == 0 else torch.sigmoid(value @ weight)
             return [value, *torch.autograd.grad([value], primals, tangents)]
 
-        primals = [torch.randn(32, 8, requires_grad=True)] + [torch.randn(8, 8, requires_grad=True) for _ in range(4)]
+        rows = 4 if gathers else 8
+        weights = [torch.randn(rows, 8, requires_grad=True) for _ in range(4)]
+        primals = [torch.randn(32, 8, requires_grad=True), *weights]
         graph = make_fx(joint, tracing_mode="fake")(primals, [torch.ones(32, 8)])
         names = [f"primals_{i + 1}" for i in range(5)] + ["tangents_1"]
         for node, name in zip(graph.graph.find_nodes(op="placeholder"), names):
@@ -33,10 +41,12 @@ WORKER = textwrap.dedent(
             for number, node in enumerate(graph.graph.nodes):
                 node._rename(f"other_{number}")
         budget = 1.0 if rank == 0 else 0.5
-        options = PartitionOptions(memory_budget=budget)
+        kept = {"regather": True, "regather_budget": 0 if rank else 1 << 20} if gathers else {"memory_budget": budget}
+        options = PartitionOptions(**kept)
         alone = partition(graph, 1, options)
         try:
-            together = partition(graph, 1, options, extensions=Extensions(group=dist.group.WORLD))
+            extensions = Extensions(group=dist.group.WORLD, own_budgets=mode.startswith("own"))
+            together = partition(graph, 1, options, extensions=extensions)
         except PartitionError as error:
             return {"error": str(error)}
         place = {node.name: at for at, node in enumerate(graph.graph.nodes)}
@@ -48,10 +58,11 @@ WORKER = textwrap.dedent(
             "strategy": together.report.strategy,
         }
 
+    MODES = json.loads(sys.argv[2])
     # Torch is imported once, for the two ranks of each mode.
     torch.set_num_threads(1)
     importlib.import_module("torch._dynamo")
-    for mode in ("same", "differ"):
+    for mode in MODES:
         for rank in range(2):
             if os.fork() == 0:
                 try:
@@ -61,7 +72,7 @@ WORKER = textwrap.dedent(
                 os.write(1, (json.dumps([mode, rank, answer]) + "\\n").encode())
                 os.read(0, 1)  # until it is closed: the other rank may still be talking to this one
                 os._exit(0)  # gloo's threads are not always joined, which would end the process with an error
-    for _ in range(4):
+    for _ in range(2 * len(MODES)):
         os.wait()
     """
 )
@@ -74,8 +85,8 @@ def answers(tmp_path_factory):
     script = folder / "worker.py"
     script.write_text(WORKER)
     pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    workers = subprocess.Popen([sys.executable, str(script), str(folder)], text=True, **pipes)
-    said = [workers.stdout.readline() for _ in range(4)]
+    workers = subprocess.Popen([sys.executable, str(script), str(folder), json.dumps(MODES)], text=True, **pipes)
+    said = [workers.stdout.readline() for _ in range(2 * len(MODES))]
     end = workers.communicate(timeout=200)
     assert all(said) and workers.returncode == 0, end
     return {(mode, rank): answer for mode, rank, answer in map(json.loads, said)}
@@ -95,3 +106,22 @@ def test_all_ranks_take_the_plan_of_the_least_memory(answers):
 def test_ranks_with_different_graphs_are_told(answers):
     for rank in range(2):
         assert "another joint graph" in answers["differ", rank].get("error", ""), answers["differ", rank]
+
+
+@pytest.mark.covers("F3.50")
+def test_each_rank_keeps_its_own_budget_where_they_ask_each_other_for_the_same(answers):
+    first, second = answers["own", 0], answers["own", 1]
+    assert not {"failed", "error"} & {*first, *second}, (first, second)
+    assert first["together"] == first["alone"] > second["together"] == second["alone"]
+    assert "rank" not in first["strategy"] + second["strategy"]
+
+
+@pytest.mark.covers("F3.50")
+def test_what_ranks_gather_again_is_one_decision_whatever_their_budgets(answers):
+    first, second = answers["own gathers", 0], answers["own gathers", 1]
+    assert not {"failed", "error"} & {*first, *second}, (first, second)
+    assert first["alone"] > second["alone"]
+    assert first["together"] == second["together"] == second["alone"]
+    again = [sum("all_gather" in target for target in each["backward"]) for each in (first, second)]
+    assert again == [4, 4] or again == [3, 3], again
+    assert first["strategy"].endswith("as rank 1 decided") and "rank" not in second["strategy"]

@@ -25,7 +25,9 @@ class Extensions:
         joint_pass: rewrites a copy of the joint graph before anything else; returns a new module, or None after having
             changed its argument.
         group: a ``torch.distributed`` process group whose ranks partition the same graph and must decide alike; see
-            :mod:`rank_sync`.
+            :mod:`rank_sync`. All of them call :func:`partition`, which talks to the others.
+        own_budgets: the ranks of ``group`` may have other budgets (``memory_budget``, ``regather_budget``): each keeps
+            within its own, as far as all start the same collectives; see Note [A budget for each rank].
     """
 
     name: str = ""
@@ -33,6 +35,7 @@ class Extensions:
     runtime: RuntimeEstimator | None = None
     joint_pass: Callable[[torch.fx.GraphModule], torch.fx.GraphModule | None] | None = None
     group: Any = None
+    own_budgets: bool = False
 
     def key(self) -> str:
         """Text for cache keys.

@@ -146,7 +146,8 @@ def partition(
     with observer.stage("partition.cut"):
         decision = decide(analysed, options, extensions)
         if extensions.group is not None:
-            decision = sync_across_ranks(analysed, decision, extensions.group)
+            how = {"own_budgets": extensions.own_budgets, "reorder": options.recompute_late}
+            decision = sync_across_ranks(analysed, decision, extensions.group, **how)
     with observer.stage("partition.extract"):
         plan = make_plan(analysed, decision.saved, options.recompute_late)
         report = _report(analysed, plan, decision, options, extensions)
