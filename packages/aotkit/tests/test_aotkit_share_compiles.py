@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import random
@@ -78,6 +79,32 @@ def other_secrets(rank, folder):
     """Ranks on machines that have no key in common refuse each other's entries, and compile for themselves."""
     os.environ["AOTKIT_CACHE_KEY"] = f"a secret of {rank} alone"
     return shared(rank, folder)
+
+
+def measured_choices(rank, folder):
+    """Ranks that measure, and would choose otherwise: how often each measured, and its number of kernels."""
+    from aotkit_inductor_lower.targets.cpu.target import CpuTarget
+
+    chosen, measured, found = CpuTarget.choose, [], {}
+
+    def by_measure(self, product, buffers, options, measure):
+        """As a device does that is faster with our products on the first rank, and with ATen's on the second."""
+        measured.append(product.name)
+        options = dataclasses.replace(options, contractions="aten" if rank else "generated")
+        return chosen(self, product, buffers, options, measure)
+
+    CpuTarget.choose = by_measure
+    for shares in (False, True):
+        torch._dynamo.reset()
+        os.environ["AOTKIT_CACHE_DIR"] = str(folder / f"cache{rank}{shares}")
+        measured.clear()
+        recorder, net, x = aotkit.Recorder(), torch.nn.Linear(64, 64), torch.randn(64, 64)
+        options = {"observer": recorder, "share_compiles": shares, "rank_timeout": 100}
+        run = torch.compile(net, backend="aotkit", options=options)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+        found[str(shares)] = [len(measured), [graph.report.kernel_count for graph in recorder.graphs]]
+    return found
 
 
 def compiler_dies(rank, folder):
@@ -203,6 +230,13 @@ def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
     assert len(first) == len(plan) == len(second)
 
 
+def test_one_rank_measures_and_all_run_what_it_chose(tmp_path: Path) -> None:
+    first, second = run_ranks(__file__, "measured_choices", tmp_path, **SECRET)
+    assert (first["False"], second["False"]) == ([1, [1]], [1, [0]]), "each for itself: they choose otherwise"
+    measured, kernels = zip(first["True"], second["True"], strict=True)
+    assert sorted(measured) == [0, 1] and kernels[0] == kernels[1] == [measured[0]], "one chooses for both"
+
+
 if __name__ == "__main__":
-    cases = (shared, other_secrets, compiler_dies, compiler_is_slow, faults, hundred_faults)
+    cases = (shared, other_secrets, measured_choices, compiler_dies, compiler_is_slow, faults, hundred_faults)
     several_ranks.main({case.__name__: case for case in cases})
