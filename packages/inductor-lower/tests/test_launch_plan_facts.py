@@ -59,7 +59,7 @@ def test_what_a_backward_frees_is_held_until_then() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without distributed")
 def test_what_was_waited_for_is_the_memory_of_the_collective() -> None:
-    import torch.distributed._functional_collectives  # noqa: F401  # its operators' fake kernels
+    import torch.distributed._functional_collectives  # its operators' fake kernels
 
     ops = torch.ops._c10d_functional
 
