@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -57,17 +58,22 @@ def _batch(length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "labels": words}
 
 
-def stages(layers: int, way: str) -> dict[str, float]:
-    """Seconds of our stages and of the whole first step, and resident megabytes, in a process of its own."""
+def stages(layers: int, way: str, collect: bool = False) -> dict[str, float]:
+    """Seconds of our stages and of the whole first step, and resident megabytes, in a process of its own. ``collect``:
+    with garbage collected while graphs are compiled."""
     with tempfile.TemporaryDirectory(prefix="aotkit-layers-") as folder:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "AOTKIT_CACHE_DIR": folder}
-        command = [sys.executable, "-m", "tools.bench.layers", "--worker", str(layers), way]
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has byte code
+        command = [sys.executable, "-m", "tools.bench.layers", "--worker", str(layers), way, *["--collect"] * collect]
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _worker(layers: int, way: str) -> dict[str, float]:
+def _worker(layers: int, way: str, collect: bool) -> dict[str, float]:
     torch.set_num_threads(1)
+    if collect:
+        watching: Any = importlib.import_module("aotkit.driver.watched")
+        watching.collections_put_off = nullcontext
     importlib.import_module("torch._dynamo")
     model, batch = make("llama", layers, 64), _batch(32)
     taken = first_step(lambda run: lambda: run(model)(**batch).loss.backward(), {"repeated_layers": way})
@@ -112,10 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", action="store_true", help="measure steps instead of compiles")
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--collect", action="store_true", help="collect garbage while graphs are compiled")
     parser.add_argument("--worker", nargs=2, metavar=("LAYERS", "WAY"), help="measure one compile, print JSON")
     args = parser.parse_args(argv)
     if args.worker:
-        print(json.dumps(_worker(int(args.worker[0]), args.worker[1])))
+        print(json.dumps(_worker(int(args.worker[0]), args.worker[1], args.collect)))
     elif args.steps:
         print("| model | once, ms | apart, ms | once / apart |\n|---|---:|---:|---:|")
         for kind, layers, width, length, training in MODELS:
@@ -126,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("| layers | compiled | our stages, s | first step, s | resident, MB |\n|---:|---|---:|---:|---:|")
         for layers in args.layers:
             for way in args.ways:
-                found = stages(layers, way)
+                found = stages(layers, way, args.collect)
                 row = f"{found['own']:.2f} | {found['first']:.2f} | {found['resident']:.0f}"
                 print(f"| {layers} | {way} | {row} |", flush=True)
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,38 @@ def test_an_inference_writes_to_its_inputs_in_generated_code_and_behind_the_grap
     assert captured.count("aten.copy_") == copies
     (returned,) = [line for line in captured.splitlines() if line.strip().startswith("return ")]
     assert len([part for part in returned.strip(" ()").removeprefix("return (").split(",") if part.strip()]) == results
+
+
+class Watching(aotkit.Recorder):
+    """Notes by stage whether garbage is collected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collects: dict[str, bool] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.collects[name] = gc.isenabled()
+        with super().stage(name):
+            yield
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_a_graph_is_compiled(enabled: bool) -> None:
+    was, recorder = gc.isenabled(), Watching()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        x = torch.randn(8, requires_grad=True)
+        run = torch.compile(lambda a: a.sin().sum(), backend=aotkit.make_backend(aotkit.Options(cache=False), recorder))
+        y = run(x)
+        assert gc.isenabled() is enabled
+        assert {"trace", "codegen"} <= recorder.collects.keys() and not any(recorder.collects.values())
+        recorder.collects.clear()
+        y.backward()
+        assert gc.isenabled() is enabled
+        assert "codegen" in recorder.collects and not any(recorder.collects.values())
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 @pytest.mark.parametrize("enabled", [True, False])

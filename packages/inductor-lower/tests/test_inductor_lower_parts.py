@@ -106,6 +106,56 @@ def test_parts_look_at_what_they_are_given_where_that_is_asked_for() -> None:
         call([torch.ones(4, 3, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64)])
 
 
+def regions(between: Callable[[torch.Tensor], torch.Tensor]) -> torch.fx.GraphModule:
+    """A nested region that is called with an input, and with what is computed of its result."""
+    x = values()[0]
+    graph = make_fx(lambda x: [between(x.sin()).cos()], tracing_mode="fake")(x)
+    graph.region = make_fx(lambda x: [(x * 2).sigmoid()], tracing_mode="fake")(x)
+    for node in graph.graph.find_nodes(op="call_function", target=aten.sin.default) + graph.graph.find_nodes(
+        op="call_function", target=aten.cos.default
+    ):
+        with graph.graph.inserting_before(node):
+            region = graph.graph.get_attr("region")
+            call = graph.graph.call_function(torch.ops.higher_order.invoke_subgraph, (region, "region", node.args[0]))
+            call.meta["val"] = (node.meta["val"],)
+            result = graph.graph.call_function(operator.getitem, (call, 0))
+            result.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(result)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("between", "known"),
+    [
+        (lambda y: y, True),
+        (lambda y: y * 3 + 1, True),
+        (lambda y: torch.cat([y, y * 2])[:4], True),
+        (lambda y: cond(y.sum() > 0, lambda y: y + 1, lambda y: y - 1, (y,)), False),
+    ],
+    ids=["nothing", "kernels", "a view of what kernels made", "a branch"],
+)
+def test_regions_look_at_layouts_only_where_these_may_be_others(between: Any, known: bool) -> None:
+    found = compile_to_program(regions(between), options=LowerOptions(verify=True))
+    assert isinstance(found, CompiledParts) and found.program is not None
+    bodies = [found.program.parts[body.part] for body in found.program.bodies if body.part is not None]
+    assert [not body.layouts for body in bodies if len(body.program.plan.inputs) == 1][:1] == [known]
+    read = program_from_json(program_to_json(found.program))
+    x = values()[0]
+    want = (between((x * 2).sigmoid()) * 2).sigmoid()
+    torch.testing.assert_close(bind_parts(read, found.constants)([x]), [want])
+
+
+def test_a_region_with_another_layout_than_it_was_compiled_for_runs_as_it_was_recorded() -> None:
+    graph = regions(lambda y: cond(y.sum() > 0, lambda y: y + 1, lambda y: y - 1, (y,)))
+    found = compile_to_program(graph)
+    assert isinstance(found, CompiledParts) and found.program is not None
+    call = bind_parts(found.program, found.constants)
+    x = values()[0].t().contiguous().t()
+    torch.testing.assert_close(call([x]), [(((x * 2).sigmoid() + 1) * 2).sigmoid()])
+
+
 def test_what_no_other_process_finds_by_name_stays_live_and_runs() -> None:
     graph = make_fx(branches, tracing_mode="fake")(*values())
     (output,) = graph.graph.find_nodes(op="output")

@@ -9,10 +9,12 @@ import torch._dynamo.config
 import torch._dynamo.package
 from torch._dynamo.source import ChainedSource
 from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from .errors import PackageError
 
-__all__ = ["asked_attribute", "offering_aot_compile", "read_guards", "remove_guards"]
+__all__ = ["asked_attribute", "lazy_graph_module", "offering_aot_compile", "read_guards", "remove_guards"]
 
 
 def read_guards(kept: bytes) -> Any:
@@ -44,6 +46,11 @@ def asked_attribute(guard: Guard, path: list[list[Any]]) -> tuple[list[list[Any]
         return path, given["attr"]
     kind, attribute = path[-1]
     return (path[:-1], attribute) if kind == "attr" else None
+
+
+def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """A GraphModule that writes its Python code when it is first called; compilers never call it."""
+    return _LazyGraphModule(root, graph)
 
 
 def offering_aot_compile() -> AbstractContextManager[Any]:

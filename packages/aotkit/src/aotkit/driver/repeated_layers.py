@@ -31,13 +31,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
 from aotkit_aot_trace import Capture, TraceOptions, capture
 from aotkit_functionalize import GraphMetadata
 from aotkit_functionalize.records import MutationKind, OutputKind
 
+from .._torch_compat import lazy_graph_module
 from ..artifact.collectives import collectives_of
+from ..frontend.plain_fakes import new_fake, new_fake_like
 from ..frontend.repeats import Layers, body_of, find_layers
 from .context import CompileContext
 
@@ -371,7 +374,7 @@ def _with_calls(gm: GraphModule, calls: Mapping[Node, tuple[_LayerCall, Layers, 
                 result = group.layers[place][position]
                 new[result] = graph.call_function(operator.getitem, (made, number))
                 new[result].meta = dict(result.meta)
-    made_module = GraphModule(gm, graph)
+    made_module = lazy_graph_module(gm, graph)
     made_module.meta = dict(gm.meta)
     return made_module
 
@@ -379,11 +382,8 @@ def _with_calls(gm: GraphModule, calls: Mapping[Node, tuple[_LayerCall, Layers, 
 # -- the operators -----------------------------------------------------------------------------------------
 
 
-def _results(inputs: Sequence[Tensor], graph: str, results: str) -> list[Tensor]:
-    return [
-        torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-        for sizes, strides, dtype, device in _read_results(results)
-    ]
+def _results(inputs: Sequence[FakeTensor], graph: str, results: str) -> list[FakeTensor]:
+    return [new_fake(inputs[0].fake_mode, *row) for row in _read_results(results)]
 
 
 @lru_cache(maxsize=64)
@@ -406,9 +406,7 @@ def _result(graph: Graph, saves: Mapping[Node, Node], token: Node, number: int) 
             return user
     with graph.inserting_after(call):
         result = graph.call_function(operator.getitem, (call, number))
-    like = call.meta["val"][number]
-    with like.fake_mode:
-        value = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=like.device)
+    value = new_fake_like(call.meta["val"][number])
     result.meta = {**{key: call.meta[key] for key in _TRACED if key in call.meta}, "val": value}
     return result
 

@@ -1,19 +1,23 @@
-"""What stands around a compile for whoever waits for it."""
+"""What stands around a compile: a line for whoever waits for it, and no collection of garbage."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from ..environment import read_environment
 from ..progress import progress
 from ..recorder import Recorder
+from .process import collections_put_off
 
 __all__ = ["watched"]
 
 
-def watched(name: str, recorder: Recorder) -> AbstractContextManager[None]:
-    """A line on the terminal while the graph ``name`` is compiled, unless more than that is logged."""
-    if recorder.log or not sys.stderr.isatty() or not read_environment().progress:
-        return nullcontext()
-    return progress(name, recorder.at_work)
+@contextmanager
+def watched(name: str, recorder: Recorder) -> Iterator[None]:
+    """A line on the terminal while the graph ``name`` is compiled, unless more than that is logged; garbage is
+    collected afterwards."""
+    silent = recorder.log or not sys.stderr.isatty() or not read_environment().progress
+    with collections_put_off(), nullcontext() if silent else progress(name, recorder.at_work):
+        yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .changed_graphs import has_call
+from .plain_fakes import plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
 __all__ += ["has_float_symbols", "has_lists", "lift_attributes", "symbolic_twins", "unsupported_input"]
@@ -51,7 +52,8 @@ def fake_inputs(
     context = TracingContext.try_get()
     mode = (context.fake_mode if context is not None else None) or detect_fake_mode(example_inputs)
     mode = mode or FakeTensorMode(shape_env=ShapeEnv())
-    fakes = [_fake(value, mode, context) for value in example_inputs]
+    plain = plain_inputs(example_inputs)
+    fakes = [_fake(value, mode, context, plain) for value in example_inputs]
     on_device = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
     for position, placeholder in enumerate(gm.graph.find_nodes(op="placeholder")):
         seen = placeholder.meta.get("example_value")
@@ -111,16 +113,18 @@ def _note_float(fake: FakeTensor, symbol: torch.SymFloat, fixed: bool) -> None:
             fake.constant = torch.tensor(float(symbol), dtype=fake.dtype)
 
 
-def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> Any:
+def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None, plain: Collection[int] = ()) -> Any:
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
-    if context is not None:
-        symbolic = context.tensor_to_context.get(value)
-        if symbolic is not None:
-            # Tells distributed tensors, whose cache of layouts can't hash symbols, that this is no call of theirs.
-            with enable_python_dispatcher():
-                source = getattr(symbolic, "tensor_source", None)
-                return mode.from_tensor(value, symbolic_context=symbolic, source=source)
+    symbolic = None if context is None else context.tensor_to_context.get(value)
+    made = plain_twin(value, mode, symbolic) if id(value) in plain else None
+    if made is not None:
+        return made
+    if symbolic is not None:
+        # Tells distributed tensors, whose cache of layouts can't hash symbols, that this is no call of theirs.
+        with enable_python_dispatcher():
+            source = getattr(symbolic, "tensor_source", None)
+            return mode.from_tensor(value, symbolic_context=symbolic, source=source)
     return mode.from_tensor(value, static_shapes=True)
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from .._torch_compat import lazy_graph_module
 from ..errors import LoweringError
 from ..launch_plan.functions import CALLERS
 from ..launch_plan.layout import Layout
 from ..report import ExternCount, LoweringReport, merge_reports
 from ..targets.select import as_present_device, kernel_device
 from .modules import BodyModule, Boxed, CompiledOne, CompiledParts, PartModule
+from .region_calls import bodies_of_known_layouts
 from .split import Part, split
 from .split_ops import split_ops
 from .write import NoText, write_program
@@ -69,7 +71,7 @@ class _Pieces:
             if node.op == "get_attr":
                 root[str(node.target)] = attrgetter(str(node.target))(gm)
         root.update(self._compiled_bodies(outer.graph, root))
-        module = GraphModule(_holder(root), outer.graph)
+        module = lazy_graph_module(_holder(root), outer.graph)
         calls = tuple(ExternCount(target, count, reason) for (target, reason), count in self.counts.items())
         report, device = merge_reports(self.reports, calls), kernel_device(gm)
         try:
@@ -120,6 +122,8 @@ class _Pieces:
             if id(recorded) not in self.bodies:
                 self.bodies[id(recorded)] = self._body(recorded) or recorded
             made[str(node.target)] = self.bodies[id(recorded)]
+        for body in bodies_of_known_layouts(graph, {**root, **made}):
+            body.layouts = ()
         return made
 
     def _body(self, recorded: GraphModule) -> torch.nn.Module | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from .._torch_compat import lazy_graph_module
 from ..ops.aten import is_view
 from .split_ops import carried_symbols, symbols_in
 
@@ -103,7 +104,7 @@ class OuterGraph:
         for node in nodes:
             new[node] = graph.node_copy(node, lambda used: new[used])
         graph.output(tuple(new[node] for node in outputs))
-        return GraphModule(self.source, graph)
+        return lazy_graph_module(self.source, graph)
 
 
 def split(gm: GraphModule, staying: Mapping[Node, str], make: Callable[[Part], torch.nn.Module | None]) -> OuterGraph:

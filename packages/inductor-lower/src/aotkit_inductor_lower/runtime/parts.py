@@ -134,6 +134,8 @@ class _Binder:
             return recorded
         compiled, layouts = self.parts[body.part], self.program.parts[body.part].layouts
         one = not isinstance(body.recorded.result, Several)
+        if not layouts:
+            return (lambda args: compiled(args)[0]) if one else compiled
         fits = _fits(layouts)
 
         def run(args: list[Any]) -> Any:
