@@ -113,3 +113,39 @@ def test_a_load_puts_collections_off_and_leaves_the_collector_as_it_was(enabled:
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def _circle() -> list[object]:
+    made: list[object] = []
+    made.append(made)
+    return made
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Nothing is collected by itself; afterwards all is frozen again as the tests' settings have it, or nothing is."""
+    was, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.disable()
+    yield
+    (gc.freeze if frozen else gc.unfreeze)()
+    (gc.enable if was else gc.disable)()
+
+
+@pytest.mark.usefixtures("collector")
+def test_what_a_load_makes_is_old_and_what_a_compile_makes_is_young() -> None:
+    gc.unfreeze()
+    with collections_put_off():
+        loaded = _circle()
+    with collections_put_off(keeps=False):
+        compiled = _circle()
+    young = {id(each) for each in gc.get_objects(generation=0)}
+    assert id(loaded) not in young and id(compiled) in young
+
+
+@pytest.mark.usefixtures("collector")
+def test_what_somebody_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with collections_put_off():
+        made = _circle()
+    assert gc.get_freeze_count() == frozen and made[0] is made

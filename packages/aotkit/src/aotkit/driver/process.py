@@ -14,16 +14,23 @@ __all__ = ["collections_put_off", "deep_recursion"]
 # and next to nothing that a load or a compile makes is garbage before its end (`python -m tools.bench.layers --collect`
 # shows what the walks take). What waits is what lies in circles only, such as copies of graphs. With several threads
 # the first that ends its compile turns collections on again for all: then the others take longer, no more.
+#
+# What a load makes stays as long as the model does. Counted as new it brings the next walk over everything closer, in a
+# warm start of GPT-2 into the first backward; so it joins what is old at once, where the next such walk looks at it.
 
 
 @contextmanager
-def collections_put_off() -> Iterator[None]:
-    """No collection of garbage inside, see Note [Garbage of a compile]. What is due happens right after it."""
+def collections_put_off(*, keeps: bool = True) -> Iterator[None]:
+    """No collection of garbage inside, see Note [Garbage of a compile]. What is due happens right after it. ``keeps``:
+    what is made inside, like all that is young, counts as old afterwards."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if keeps and gc.get_freeze_count() == 0:  # objects that somebody has frozen would be thawed
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()
 

@@ -19,5 +19,5 @@ def watched(name: str, recorder: Recorder) -> Iterator[None]:
     """A line on the terminal while the graph ``name`` is compiled, unless more than that is logged; garbage is
     collected afterwards."""
     silent = recorder.log or not sys.stderr.isatty() or not read_environment().progress
-    with collections_put_off(), nullcontext() if silent else progress(name, recorder.at_work):
+    with collections_put_off(keeps=False), nullcontext() if silent else progress(name, recorder.at_work):
         yield
