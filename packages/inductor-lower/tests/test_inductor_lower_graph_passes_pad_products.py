@@ -101,3 +101,22 @@ def test_what_stays_as_it_is(what: str) -> None:
 def test_only_a_device_wants_it() -> None:
     assert PASS.when(on_device())
     assert not PASS.when(PassContext.of()) and not NO_MACHINE.capabilities.row_bytes
+
+
+def test_what_is_summed_behind_a_product_is_read_where_the_product_has_it() -> None:
+    """Else the gradient of logits would be stored twice, for the sum that is the gradient of a bias."""
+
+    def f(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        g = g * 2
+        first = g.abs()
+        return g @ w, g.t() @ x, g.sum(0), first
+
+    given = [torch.randn(16, 13, dtype=torch.bfloat16), *(torch.randn(n, 8, dtype=torch.bfloat16) for n in (16, 13))]
+    graph = padded(f, given)
+    assert products(graph) == [([16, 16], [16, 8]), ([16, 16], [16, 8])]
+    (total,) = graph.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    (first,) = graph.graph.find_nodes(op="call_function", target=aten.abs.default)
+    assert total.args[0].meta["val"].stride() == (16, 1), "of the rows with zeros"
+    assert first.args[0].target is aten.mul.Tensor, "that is not there yet"
+    for got, want in zip(graph(*given), f(*given), strict=True):
+        torch.testing.assert_close(got, want)

@@ -486,3 +486,17 @@ def test_no_kernel_of_a_norms_backward_adds_up_in_memory() -> None:
     lowered = lower(f, torch.empty(4096, 512), torch.empty(512), torch.empty(512))
     assert all(kernel.source.grid for kernel in kernels_of(lowered.program))  # none runs in one program instance
     assert not any("atomic" in kernel.source.text for kernel in kernels_of(lowered.program))
+
+
+def test_one_short_row_is_one_kernel() -> None:
+    """A norm of one token: three launches would take three times as long."""
+
+    def f(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + r
+        return y, w * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    args = torch.randn(1, 1, 4096), torch.randn(1, 1, 4096), torch.randn(4096)
+    lowered = lower(f, *args)
+    assert len(lowered.program.kernels) == 1
+    for got, want in zip(bind_program(lowered.program)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want)

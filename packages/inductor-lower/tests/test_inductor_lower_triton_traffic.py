@@ -256,3 +256,76 @@ def test_gradients_of_losses_have_the_bits_of_sums_over_rows(dtype: torch.dtype,
         assert torch.equal(got.nan_to_num(7), want.nan_to_num(7)) and torch.equal(got.signbit(), want.signbit())
         loose = {"rtol": 0.05, "atol": 0.01} if dtype.itemsize == 2 else {}
         torch.testing.assert_close(got, f(*args)[0], equal_nan=True, **loose)
+
+
+def padded(f: Callable[..., Any], *args: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """With products padded however small they are."""
+    small = replace(pad_products.PASS, run=lambda graph, ctx: pad_products.pad_products(graph, ctx, 0))
+    passes = tuple(small if each is pad_products.PASS else each for each in driver.GRAPH_PASSES)
+    monkeypatch.setattr(driver, "GRAPH_PASSES", passes)
+    return lower(f, *args)
+
+
+def test_logits_of_a_padded_product_are_copied_while_they_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes back has eager's strides; it is read once, and 16 bytes at once up to the end of the padding."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = x @ w.t()
+        return logits, torch.logsumexp(logits.float(), -1)
+
+    args = random(16, 8).bfloat16(), random(20003, 8).bfloat16()
+    lowered = padded(f, *args, monkeypatch=monkeypatch)
+    (kernel,) = (s for s in sources(lowered) if "mm_default" in s.text)
+    cubin = compile_kernel(kernel, 90, keep_ptx=True)
+    assert min(vector_bytes(cubin.ptx)) == 16 and resource_facts(cubin).spills == 0
+    for got, want in zip(bind_program(lowered.program, lowered.constants)([*args]), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("room", [0, 5])
+def test_a_row_is_read_past_its_end_only_where_that_is_its_tensor(room: int) -> None:
+    """A mask that ends between 16 bytes keeps threads from loading these at once."""
+    memory = random(32, 1016).bfloat16()
+    x = memory.as_strided((32, 1011 + room), (1016, 1), 0)[:, :1011]
+    lowered = lower(lambda x: x.float().sum(1), x)
+    (kernel,) = sources(lowered)
+    assert ("near_row0" in kernel.text) is False, "the last row may be the end of the memory"
+    (got,) = bind_program(lowered.program)([x])
+    torch.testing.assert_close(got, x.float().sum(1))
+
+
+def test_a_dear_value_with_two_readers_is_computed_twice_on_a_device() -> None:
+    """An activation that is scaled by norms of its columns would be stored to be read twice."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.gelu(x)
+        norms = y.pow(2).sum(1, keepdim=True).sqrt()
+        return (y * (norms / norms.mean(-1, keepdim=True)) + y,)
+
+    x = random(64, 50, 256)
+    lowered = lower(f, x)
+    written = [step.writes for step in lowered.scheduled.steps if hasattr(step, "writes")]
+    assert not any("gelu" in name for names in written for name in names)
+    for got, want in zip(bind_program(lowered.program)([x]), f(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_norm_behind_a_bias_is_shared_out_over_the_device(dtype: torch.dtype) -> None:
+    """The sum with the bias is stored for the backward, and read once more, not twice."""
+
+    def f(x: torch.Tensor, bias: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + bias.view(1, -1, 1, 1)
+        mean, var = y.float().mean((0, 2, 3)), y.float().var((0, 2, 3), correction=0)
+        scale = w * (var + 1e-5).rsqrt()
+        out = y.float() * scale.view(1, -1, 1, 1) + (b - mean * scale).view(1, -1, 1, 1)
+        return y, out.to(dtype), mean, var
+
+    args = random(8, 4, 64, 64).to(dtype) + 3, random(4).to(dtype), random(4), random(4)
+    lowered = lower(f, *args)
+    names = [s.name for s in sources(lowered)]
+    assert len(names) == 3 and sum("partial" in n for n in names) == 1, names
+    exact = f(*(a.double() for a in args))
+    for got, want, eager in zip(bind_program(lowered.program)(list(args)), exact, f(*args), strict=True):
+        assert (got.double() - want).norm() <= 3 * (eager.double() - want).norm() + 1e-5 * want.norm()

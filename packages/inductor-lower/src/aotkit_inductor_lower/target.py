@@ -47,7 +47,8 @@ class Capabilities:
     ``narrow_convolutions``: the processor multiplies bfloat16, so that the layouts around ATen's convolutions of it
     count. ``row_bytes``: ATen's products of bfloat16 and float16 are fast if rows begin at multiples of so many bytes;
     0: anywhere. ``apart_biases``: ATen adds the bias of a convolution in a kernel of its own. ``shares_launches``: a
-    launch costs as much as a small kernel, and may compute several. ``contraction_forms``: what products of matrices
+    launch costs as much as a small kernel, and may compute several. ``recomputes``: so many dear operations an element
+    take less time than its result takes to be stored and loaded. ``contraction_forms``: what products of matrices
     become besides ATen's call. ``tiles_products``: they are written in tiles, as long as nothing else is summed beside
     them.
     """
@@ -66,6 +67,7 @@ class Capabilities:
     row_bytes: int = 0
     apart_biases: bool = False
     shares_launches: bool = False
+    recomputes: int = 0
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
     tiles_products: bool = False
@@ -96,7 +98,8 @@ class SplitPolicy:
     are units. ``tail``: what is left over is a kernel of its own, or the last chunk is masked. ``long_row``: elements
     of a row from which each pass over it is a kernel of its own. ``assume``: what an unknown number of results counts
     as; ``None``: such a nest has enough. ``interleaves``: rows of few columns are taken several at once, which fills
-    vectors.
+    vectors. ``walked``: rows that one unit walks over where it sums their columns beside, in registers, which hold
+    ``longest_walked`` elements of a row; 0: the sums lie in memory, and chunks are long.
     """
 
     units: int
@@ -109,6 +112,8 @@ class SplitPolicy:
     long_row: int = 1 << 18
     assume: int | None = None
     interleaves: bool = False
+    walked: int = 0
+    longest_walked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,33 @@ def digits_of(flat: Expr, sizes: Mapping[str, Expr], numel: Expr) -> list[tuple[
     return digits if weight == numel else None
 
 
+def without_gaps(
+    flats: Sequence[Expr], sizes: Sequence[Mapping[str, Expr]], row: int, numel: Expr
+) -> tuple[list[Expr], Expr] | None:
+    """Positions that all leave out the same end of each row of ``row`` elements, counted without what they leave out,
+    and how many there are then. ``None`` where they do not."""
+    found, widths = [], set()
+    for flat, own in zip(flats, sizes, strict=True):
+        rows, inner, width = to_expr(0), to_expr(0), 1
+        for monomial, factor in flat.terms:
+            if len(monomial) != 1 or not isinstance(monomial[0], Symbol) or monomial[0].name not in own:
+                return None
+            size = own[monomial[0].name].constant
+            if size is None or factor < 0:
+                return None
+            term = Expr(((monomial, factor),), False)
+            if factor % row == 0:
+                rows = rows + Expr(((monomial, factor // row),), False)
+            else:
+                inner, width = inner + term, width + factor * (size - 1)
+        found.append((rows, inner))
+        widths.add(width)
+    (width, *others), count = widths, floordiv(numel, row)
+    if others or width >= row or numel.constant is None:
+        return None
+    return [rows * width + inner for rows, inner in found], count * width
+
+
 def align_digits(
     first: Sequence[tuple[str, Expr]], second: Sequence[tuple[str, Expr]], fresh: Sequence[str]
 ) -> Alignment | None:

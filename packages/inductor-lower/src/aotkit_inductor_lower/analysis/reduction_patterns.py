@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from ..ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Range, Reduce, Store
+from ..ir.walk import value_types
 from ..symbolic import Expr, Symbol, product, sym
 
 __all__ = ["OnlinePair", "Ranged", "WelfordPair", "online_pair", "size_of", "welford_pair"]
@@ -48,22 +50,26 @@ class OnlinePair:
 def online_pair(nests: Sequence[Ranged], position: int) -> OnlinePair | None:
     """The stage that may be computed together with the one at ``position``, which takes a maximum."""
     first = nests[position]
-    if not first.ranges or any(isinstance(i, Store | CheckedIndex) for i in first.body):
+    if not first.ranges or any(isinstance(i, CheckedIndex) for i in first.body):
         return None
     maxima = [i for i in first.body if isinstance(i, Reduce)]
+    stored = [i for i in first.body if isinstance(i, Store)]
     if (
         len(maxima) != 1
+        or not all(i.plain for i in stored)
+        or len({i.buffer for i in stored}) < len(stored)
         or maxima[0].kind != "max"
         or maxima[0].running
         or maxima[0].dtype not in (DType.F32, DType.F64)
     ):
         return None
-    written: set[str] = set()
+    written = {i.buffer for i in stored}
     for place in range(position + 1, len(nests)):
         later = nests[place]
         if later.ranges:
             found = _sum_below(first, maxima[0], later)
-            read = {i.buffer for i in later.body if isinstance(i, Load)}
+            again = {i.buffer for i in stored}  # a sum of what lies there is one of what was stored
+            read = {i.buffer for i in later.body if isinstance(i, Load)} - again
             return OnlinePair(place, found) if found is not None and not read & written else None
         written |= {i.buffer for i in later.body if isinstance(i, Store)}
     return None
@@ -82,19 +88,23 @@ def _sum_below(first: Ranged, maximum: Reduce, later: Ranged) -> Reduce | None:
         return None
     if any(isinstance(i, Reduce | Store | CheckedIndex) for i in chain):
         return None
-    ours, theirs = numbered(first), numbered(later)
+    ours = numbered(first)
+    theirs = numbered(later, _stored(first, ours))
     same = theirs.get(difference.args[0]) == ours.get(maximum.value)
     return total if same and difference.args[0] in theirs else None
 
 
-def numbered(stage: Ranged) -> dict[str, object]:
-    """What each value of a stage is, in terms of loads and of the place in the loops; names do not matter."""
+def numbered(stage: Ranged, stored: Mapping[object, object] = MappingProxyType({})) -> dict[str, object]:
+    """What each value of a stage is, in terms of loads and of the place in the loops; names do not matter. ``stored``:
+    what lies in places that were stored to before; nothing else of their memory is known."""
     places: dict[Symbol, Expr] = {Symbol(r.symbol): sym(f"r#{k}") for k, r in enumerate(stage.ranges)}
     known: dict[str, object] = {}
     for i in stage.body:
         if isinstance(i, Load):
             at = tuple(str(index.substitute(places)) for index in i.indices)
             known[i.result] = ("load", i.buffer, at, known.get(i.mask or "", i.mask), repr(i.other), i.dtype)
+            if i.buffer in stored:
+                known[i.result] = stored.get((i.buffer, at, i.mask, i.dtype), ("unknown", i.result))
         elif isinstance(i, Const):
             known[i.result] = ("const", repr(i.value), i.dtype)
         elif isinstance(i, Index):
@@ -102,6 +112,18 @@ def numbered(stage: Ranged) -> dict[str, object]:
         elif isinstance(i, Compute):
             known[i.result] = (i.op, tuple(known.get(a, a) for a in i.args), i.dtype)
     return known
+
+
+def _stored(stage: Ranged, known: Mapping[str, object]) -> dict[object, object]:
+    """By place what a stage stores; and each memory that it stores to."""
+    places: dict[Symbol, Expr] = {Symbol(r.symbol): sym(f"r#{k}") for k, r in enumerate(stage.ranges)}
+    types = value_types(stage.body)
+    found: dict[object, object] = {}
+    for i in stage.body:
+        if isinstance(i, Store):
+            at = tuple(str(index.substitute(places)) for index in i.indices)
+            found[i.buffer] = found[i.buffer, at, None, types.get(i.value)] = known.get(i.value, ("unknown", i.value))
+    return found
 
 
 # -- Welford -------------------------------------------------------------------------------------------------

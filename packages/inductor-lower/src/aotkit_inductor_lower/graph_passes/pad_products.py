@@ -65,12 +65,41 @@ def _pad(graph: Graph, node: Node, row_bytes: int, worth: int) -> bool:
     if wide == (m, n, k) or any(_columns(arg) != n for arg in bias):
         return False
     padded, taken = _padded(wide, (m, n, k), bool(bias)), {"left": left, "right": right}
+    before = node.prev
     made = emit(graph, padded, node, **taken, **({"bias": bias[0]} if bias else {}))
     if made is None or not replace_node(node, made):
         return False
     if made.target is aten.clone.default:
         _read_instead(graph, made, made.args[0])
+    new = before.next
+    while new is not node:
+        if new.target is aten.cat.default and not any(user.target is aten.cat.default for user in new.users):
+            _store_once(graph, new, node)
+        new = new.next
     return True
+
+
+def _store_once(graph: Graph, joined: Node, product: Node) -> None:
+    """Let what comes behind the product, and computes with the tensor that ``joined`` holds with zeros around, read it
+    there. Else both would be stored."""
+    inner = joined
+    while inner.target is aten.cat.default:
+        inner = inner.args[0][0]  # type: ignore[index, assignment]
+    rows, columns = inner.meta["val"].shape
+    dense = joined.meta["val"].shape[1] == columns  # what is returned lies as before then
+    others = (*_PRODUCTS, aten.cat.default)
+    later = [user for user in inner.users if user.op == "call_function" and user > product]
+    later = [user for user in later if not is_view(user) and user.target not in others]
+    later += [user for user in inner.users if user.op == "output" and dense]
+    if not later:
+        return
+
+    def part(whole: Any) -> Any:
+        return aten.slice.Tensor(aten.slice.Tensor(whole, 0, 0, rows), 1, 0, columns)
+
+    taken = emit(graph, part, product, whole=joined)
+    for user in later if taken is not None else ():
+        user.replace_input_with(inner, taken)  # type: ignore[arg-type]
 
 
 def _read_instead(graph: Graph, copy: Node, source: Any) -> None:

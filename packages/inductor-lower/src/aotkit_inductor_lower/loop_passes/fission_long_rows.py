@@ -49,6 +49,7 @@ from ..passes import Decision, Pass, PassContext
 from ..symbolic import contiguous_strides, sym
 from ..target import SplitPolicy, Target
 from .chunks import result_count, size_or, unit_count
+from .squares_of_stored import squares_of_stored
 
 __all__ = ["PASS", "fission_long_rows"]
 
@@ -60,6 +61,8 @@ def fission_long_rows(program: Program, ctx: PassContext) -> Program:
     buffers = buffers_of(program)
     steps: list[Step] = []
     for step in program.steps:
+        if isinstance(step, LoopNest) and ctx.target.capabilities.one_pass_rows and ctx.fuel.left > 0:
+            step = squares_of_stored(step, buffers)
         starts = _passes(step, buffers, ctx.target) if isinstance(step, LoopNest) else []
         if not isinstance(step, LoopNest) or len(starts) < 2 or not ctx.fuel.take():
             steps.append(step)
@@ -98,7 +101,9 @@ def _starts(nest: LoopNest, one_pass: bool) -> list[int]:
 def _may_be_cut(nest: LoopNest, buffers: Mapping[str, Buffer], one_pass: bool) -> bool:
     """Whether passes depend on each other by one number a row, or by scratch that may be kept for all rows."""
     scratch = {name for name in (*nest.reads, *nest.writes) if buffers[name].kind is BufferKind.SCRATCH}
-    if not nest.reads or nest.combines or (set(nest.reads) & set(nest.writes)) - scratch:
+    if not nest.reads or nest.combines:
+        return False
+    if not one_pass and (set(nest.reads) & set(nest.writes)) - scratch:
         return False
     body = instructions(nest.stages)
     found = reduces(body)
@@ -113,7 +118,7 @@ def _pays(nest: LoopNest, first: Stage, buffers: Mapping[str, Buffer], policy: S
     if not results:
         return False
     if policy.chunk is None:
-        return results <= policy.units // 4 and size_or(size_of(first), policy.assume) >= policy.long_row
+        return results <= policy.units // 2 and size_or(size_of(first), policy.assume) >= policy.long_row
     if unit_count(results, first, buffers, policy) != 1:
         return False
     known = all(r.size.constant is not None for r in first.ranges)

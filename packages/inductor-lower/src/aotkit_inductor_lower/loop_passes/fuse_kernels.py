@@ -23,6 +23,7 @@ from .merge_nests import Access, Kernel, merge_kernels
 
 __all__ = ["PASS", "fuse_kernels"]
 
+SHORT_ROW = 1 << 13  # elements: a launch takes longer than a pass over them
 _RECENT_READERS = 3
 _SMALL_ELEMENTS = 512
 _LARGE_BYTES = 1 << 23  # a temporary that is worth a kernel more to be rid of it
@@ -92,6 +93,10 @@ class _Groups:
         """Whether something between the two must run after the one and before the other."""
         bit = 1 << first
         return any(self.ancestors[need] & bit for need in self.needs[second] if need != first)
+
+    def stays(self, first: int, second: int) -> bool:
+        """Whether both as one can run where the first does now: nothing that the second needs comes later."""
+        return not self.ancestors[second] >> first + 1
 
     def join(self, first: int, second: int, kernel: Kernel) -> None:
         """``second`` becomes part of ``first``."""
@@ -185,13 +190,15 @@ def _fuse_once(
 ) -> int | None:
     """Fuse ``current`` with one other kernel; the group that has both, or ``None``."""
     kernel = groups.kernels[current]
+    short = SHORT_ROW if ctx.target.capabilities.shares_launches else 0
     for kind, other, anchors in _candidates(groups, current, readers, buffers, dependencies):
         if other in tried:
             continue
         tried.add(other)
         partner = groups.kernels[other]
         reason = _too_much(partner, kernel, ctx.options) or _overwrites(partner, kernel, dependencies)
-        if reason is None and last and _keeps_alive(partner, anchors, groups.latest, last, buffers, dependencies):
+        delayed = bool(last) and not groups.stays(other, current)
+        if reason is None and delayed and _keeps_alive(partner, anchors, groups.latest, last, buffers, dependencies):
             reason = "a large buffer would live longer"
         if reason is None and (groups.blocks(other, current) or groups.blocks(current, other)):
             reason = "another step must run between them"
@@ -201,9 +208,9 @@ def _fuse_once(
             later = bool(groups.ancestors[other] >> current & 1)  # the partner runs after what it is joined to
             for anchor in anchors:
                 if later:
-                    merged = merge_kernels(kernel, partner, (anchor[1], anchor[0]), buffers)
+                    merged = merge_kernels(kernel, partner, (anchor[1], anchor[0]), buffers, short)
                 else:
-                    merged = merge_kernels(partner, kernel, anchor, buffers)
+                    merged = merge_kernels(partner, kernel, anchor, buffers, short)
                 if isinstance(merged, LoopNest):
                     through = f"through {anchor[0].buffer}"
                     ctx.decisions.append(Decision(kind, partner.nest.name, kernel.nest.name, True, through))

@@ -11,6 +11,10 @@ Note [Rows and columns at once]
     A chunk is one unit of work for a thread, so nothing is shared between threads, and its line of sums stays in
     the nearest cache. That pays where the data does not: two kernels over little data keep their sums in registers, and
     stay as they are. So do elementwise kernels that are busy with arithmetic rather than with memory.
+
+    A device keeps the line of sums in registers, so a row must fit there, and chunks are short: as many rows as
+    :attr:`~..target.SplitPolicy.walked`, so that there are enough program instances. Its lines of sums are then worth
+    something, too: what is not read again must be twice as much.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from ..analysis.dependencies import memory_roots
 from ..analysis.nests import body_size, buffer_bytes, heavy_count, hint, numel
 from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
 from ..ir.builder import NestBuilder
-from ..ir.walk import buffers_of, contains, ranges_within, reduces, step_reads, step_writes
+from ..ir.walk import accesses, buffers_of, contains, ranges_within, reduces, step_reads, step_writes
 from ..ops.dtypes import dtype_from_torch_name
 from ..passes import Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
@@ -58,11 +62,33 @@ class _Match:
     inner: frozenset[str]  # loops over the columns
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """``parts``: the loops that each have sums of their own; ``rows``: those that are added up. ``shift``: what a loop
+    that is cut becomes."""
+
+    parts: tuple[Range, ...]
+    rows: tuple[Range, ...]
+    shift: Mapping[Symbol, Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """``walked``, ``row``: see :class:`~..target.SplitPolicy`; ``instructions`` of a kernel."""
+
+    walked: int
+    row: int
+    instructions: int
+
+
 def fuse_mixed_order_reductions(program: Program, ctx: PassContext) -> Program:
     """The program with column sums brought into kernels that walk over the same rows."""
     done: set[str] = set()
+    policy = ctx.target.split_policy
+    walked, row = (policy.walked, policy.longest_walked) if policy is not None else (0, 0)
+    limits = _Limits(walked, row, ctx.options.max_fusion_instructions)
     while ctx.fuel.left > 0:
-        mixed = _fuse_one(program, ctx.decisions, ctx.options.max_fusion_instructions, done)
+        mixed = _fuse_one(program, ctx.decisions, limits, done)
         if mixed is None:
             break
         ctx.fuel.take()
@@ -70,7 +96,7 @@ def fuse_mixed_order_reductions(program: Program, ctx: PassContext) -> Program:
     return program
 
 
-def _fuse_one(program: Program, records: list[Decision], most_instructions: int, done: set[str]) -> Program | None:
+def _fuse_one(program: Program, records: list[Decision], limits: _Limits, done: set[str]) -> Program | None:
     """The program with one more column nest brought into another, or ``None``. ``done``: names of those looked at."""
     buffers = buffers_of(program)
     candidates = [
@@ -88,7 +114,7 @@ def _fuse_one(program: Program, records: list[Decision], most_instructions: int,
         for other, anchor in _partners(program, position, buffers):
             row_nest = program.steps[other]
             assert isinstance(row_nest, LoopNest)
-            made = _mixed(row_nest, column_nest, columns, anchor, buffers, most_instructions)
+            made = _mixed(row_nest, column_nest, columns, anchor, buffers, limits)
             place = _place(program.steps, other, position, root) if not isinstance(made, str) else None
             if place is None:
                 reason = made if isinstance(made, str) else "another step must run between them"
@@ -169,39 +195,36 @@ def _mixed(
     parts: _OuterReduction,
     anchor: Access,
     buffers: Mapping[str, Buffer],
-    most_instructions: int,
+    limits: _Limits,
 ) -> tuple[list[LoopNest], list[Buffer]] | str:
     """The nests that replace both, with the buffers for partial sums; or why there are none."""
-    if body_size(rows) + body_size(columns) > most_instructions:
+    if body_size(rows) + body_size(columns) > limits.instructions:
         return "the kernel would get too large"
-    if not rows_has_ranges(rows) and heavy_count(rows) > 1:
+    if not limits.walked and not rows_has_ranges(rows) and heavy_count(rows) > 1:
         return "its arithmetic takes longer than to read its result again"
     match = _match(rows, columns, parts, anchor, buffers)
     if isinstance(match, str):
         return match
-    first, *others = match.outer
-    size = first.size.constant
-    assert size is not None
-    most = max(
-        MOST_CHUNKS, min(MOST_PARTS // max(1, hint(product(r.size for r in columns.outer))), size // LEAST_CHUNK)
-    )
-    count = max(c for c in range(1, most + 1) if size % c == 0)
-    if size // count > LONGEST_CHUNK:
-        return "the rows cannot be cut into chunks that are short enough"
-    chunk, inside = Range(f"{first.symbol}c", to_expr(count)), Range(first.symbol, to_expr(size // count))
-    shift = {Symbol(first.symbol): sym(chunk.symbol) * inside.size + sym(first.symbol)}
-    row_env = _composed(digit_env(match.rows), rows, shift)
-    column_env = _composed(digit_env(match.columns), columns, shift)
+    chunks = _few_rows(match, rows, columns, parts, anchor, buffers, limits) if limits.walked else _many(match, columns)
+    if isinstance(chunks, str):
+        return chunks
+    row_env = _composed(digit_env(match.rows), rows, chunks.shift)
+    column_env = _composed(digit_env(match.columns), columns, chunks.shift)
     illegal = _illegal(rows, columns, match, buffers)
     if illegal is not None:
         return illegal
     added = [
-        _partial(f"{columns.name}_part{k}", (chunk, *columns.outer), _WIDE[reduce.dtype])
+        _partial(
+            f"{columns.name}_part{k}",
+            (*chunks.parts, *columns.outer),
+            _WIDE[reduce.dtype],
+            buffers[anchor.buffer].device,
+        )
         for k, reduce in enumerate(parts.reduces)
     ]
     known = {**buffers, **{b.name: b for b in added}}
     origin = join_origins([rows.origin, columns.origin])
-    builder = NestBuilder(rows.name, (chunk, inside, *others), origin, known)
+    builder = NestBuilder(rows.name, (*chunks.parts, *chunks.rows), origin, known)
     names: dict[str, str] = {}
     column_names: dict[str, str] = {}
     stages = [(expand_ranges(s.ranges, match.rows) if rows_has_ranges(rows) else (), s.body) for s in rows.stages]
@@ -214,10 +237,62 @@ def _mixed(
         builder.begin_stage(ranges)
         builder.copy(body, row_env, names)
         if position == joined:
-            _add_shares(builder, parts, added, chunk, columns, column_env, column_names)
+            _add_shares(builder, parts, added, chunks.parts, columns, column_env, column_names)
     if joined is None:
         return "the one has no pass over the columns of the other"
-    return [_zeros(added, columns, known), builder.finish(), _finish(columns, parts, added, chunk, known)], added
+    lines = tuple(Range(f"k_line{k}", loop.size) for k, loop in enumerate(chunks.parts))
+    zeros, finish = _zeros(added, lines, columns, known), _finish(columns, parts, added, lines, known)
+    return [zeros, builder.finish(), finish], added
+
+
+def _many(match: _Match, columns: LoopNest) -> _Chunks | str:
+    """Chunks of many rows, of which a processor holds one at a time."""
+    first, *others = match.outer
+    size = first.size.constant
+    assert size is not None
+    most = max(
+        MOST_CHUNKS, min(MOST_PARTS // max(1, hint(product(r.size for r in columns.outer))), size // LEAST_CHUNK)
+    )
+    count = max(c for c in range(1, most + 1) if size % c == 0)
+    if size // count > LONGEST_CHUNK:
+        return "the rows cannot be cut into chunks that are short enough"
+    chunk, inside = Range(f"{first.symbol}c", to_expr(count)), Range(first.symbol, to_expr(size // count))
+    shift = {Symbol(first.symbol): sym(chunk.symbol) * inside.size + sym(first.symbol)}
+    return _Chunks((chunk,), (inside, *others), shift)
+
+
+def _few_rows(
+    match: _Match,
+    rows: LoopNest,
+    columns: LoopNest,
+    parts: _OuterReduction,
+    anchor: Access,
+    buffers: Mapping[str, Buffer],
+    limits: _Limits,
+) -> _Chunks | str:
+    """Chunks of few rows, each a program instance's, which keeps the sums in registers."""
+    stages = [product(r.size for r in stage.ranges) for stage in rows.stages if stage.ranges]
+    width = hint(product(r.size for r in columns.outer))
+    if any(size.constant is None or size.constant > limits.row for size in (*stages, to_expr(width))):
+        return "a row does not fit into registers"
+    env = digit_env(match.rows)
+    places = [i.indices for stage in rows.stages for i in accesses(stage.body) if i.buffer == anchor.buffer]
+    offsets = [buffers[anchor.buffer].offset(indices).substitute(env) for indices in places]
+    if not any(offset.coefficient(Symbol(name)) == 1 for offset in offsets for name in match.inner):
+        return "the rows do not lie side by side"
+    cuts = [(r, n) for r in match.outer for n in range(2, 2 * limits.walked + 1) if (r.size.constant or 1) % n == 0]
+    if not cuts:
+        return "there are no rows to walk over"
+    loop, count = min(cuts, key=lambda cut: (abs(cut[1] - limits.walked), -match.outer.index(cut[0])))
+    assert loop.size.constant is not None
+    saved = sum(buffer_bytes(buffers[name]) for name in {*columns.reads} & {*rows.reads, *rows.writes})
+    lines = hint(product(r.size for r in match.outer)) // count
+    if saved < 2 * 2 * 4 * width * lines * len(parts.reduces):  # written and read again
+        return "the partial sums are as much to write as the rows are to read"
+    chunk, inside = Range(f"{loop.symbol}c", to_expr(loop.size.constant // count)), Range(loop.symbol, to_expr(count))
+    shift = {Symbol(loop.symbol): sym(chunk.symbol) * inside.size + sym(loop.symbol)}
+    others = tuple(r for r in match.outer if r is not loop)
+    return _Chunks((*others, chunk), (inside,), shift)
 
 
 def rows_has_ranges(nest: LoopNest) -> bool:
@@ -276,51 +351,56 @@ def _illegal(rows: LoopNest, columns: LoopNest, match: _Match, buffers: Mapping[
     return None
 
 
-def _partial(name: str, loops: Sequence[Range], dtype: str) -> Buffer:
+def _partial(name: str, loops: Sequence[Range], dtype: str, device: str) -> Buffer:
     sizes = tuple(loop.size for loop in loops)
-    return Buffer(name, dtype, sizes, contiguous_strides(sizes), BufferKind.TEMPORARY)
+    return Buffer(name, dtype, sizes, contiguous_strides(sizes), BufferKind.TEMPORARY, device)
 
 
-def _indices(chunk: Range, columns: LoopNest) -> tuple[Expr, ...]:
-    return (sym(chunk.symbol), *(sym(loop.symbol) for loop in columns.outer))
+def _indices(chunks: Sequence[Range], columns: LoopNest) -> tuple[Expr, ...]:
+    return tuple(sym(loop.symbol) for loop in (*chunks, *columns.outer))
 
 
 def _add_shares(
     builder: NestBuilder,
     parts: _OuterReduction,
     added: Sequence[Buffer],
-    chunk: Range,
+    chunks: Sequence[Range],
     columns: LoopNest,
     env: dict[Symbol, Expr],
     names: dict[str, str],
 ) -> None:
     """Append what the column nest computes for one element, added to its column's partial sums."""
     builder.copy([i for i in parts.sums.body if not isinstance(i, Reduce)], env, names)
-    place = {**env, Symbol(chunk.symbol): sym(chunk.symbol)}
+    column = tuple(sym(loop.symbol).substitute(env) for loop in columns.outer)
+    place = (*(sym(loop.symbol) for loop in chunks), *column)
     for buffer, reduce in zip(added, parts.reduces, strict=True):
-        builder.copy([Store(buffer.name, _indices(chunk, columns), reduce.value, "add")], place, names)
+        builder.copy([Store(buffer.name, place, reduce.value, "add")], {}, names)
 
 
-def _zeros(added: Sequence[Buffer], columns: LoopNest, buffers: Mapping[str, Buffer]) -> LoopNest:
-    chunk = Range("c", added[0].sizes[0])
-    builder = NestBuilder(f"{columns.name}_zeros", (chunk, *columns.outer), columns.origin, buffers)
+def _zeros(
+    added: Sequence[Buffer], chunks: Sequence[Range], columns: LoopNest, buffers: Mapping[str, Buffer]
+) -> LoopNest:
+    builder = NestBuilder(f"{columns.name}_zeros", (*chunks, *columns.outer), columns.origin, buffers)
     for buffer in added:
         dtype = dtype_from_torch_name(buffer.dtype)
         assert dtype is not None
-        builder.store_to(buffer, _indices(chunk, columns), builder.const(0.0, dtype))
+        builder.store_to(buffer, _indices(chunks, columns), builder.const(0.0, dtype))
     return builder.finish()
 
 
 def _finish(
-    columns: LoopNest, parts: _OuterReduction, added: Sequence[Buffer], chunk: Range, buffers: Mapping[str, Buffer]
+    columns: LoopNest,
+    parts: _OuterReduction,
+    added: Sequence[Buffer],
+    chunks: Sequence[Range],
+    buffers: Mapping[str, Buffer],
 ) -> LoopNest:
     """The column nest over the partial sums of the chunks."""
     builder = NestBuilder(columns.name, columns.outer, columns.origin, buffers)
-    over = Range(chunk.symbol, chunk.size)
-    builder.begin_stage((over,))
+    builder.begin_stage(tuple(chunks))
     names: dict[str, str] = {}
     for buffer, reduce in zip(added, parts.reduces, strict=True):
-        load = Load(f"{reduce.result}:part", buffer.name, _indices(over, columns), reduce.dtype)
+        load = Load(f"{reduce.result}:part", buffer.name, _indices(chunks, columns), reduce.dtype)
         builder.copy([load, replace(reduce, value=load.result)], {}, names)
     builder.copy_stages(parts.rest, {}, names=names)
     return builder.finish()

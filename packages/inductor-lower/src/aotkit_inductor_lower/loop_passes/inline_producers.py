@@ -3,9 +3,10 @@
 Note [When a producer is computed again]
     With one reader nothing is computed twice, unless the reader has several passes over its rows or reads fewer
     elements many times. With several readers a producer is inlined if that costs no more than loading its
-    result would: few plain instructions and at most one load of full size. Every other value is stored once; the
-    fusion pass then tries to bring its readers into the same kernel. The size of a nest is bounded, so that a
-    graph of diamonds stays linear.
+    result would: few plain instructions and at most one load of full size. A device has arithmetic to spare (an erf
+    for each element that is read), so there a dear one with few readers is inlined, too. Every other value is stored
+    once; the fusion pass then tries to bring its readers into the same kernel. The size of a nest is bounded, so that
+    a graph of diamonds stays linear.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, iteration_count
-from ..ir import Buffer, BufferKind, LoopNest, Origin, Program, Step
+from ..ir import Buffer, BufferKind, DType, LoopNest, Origin, Program, Step
 from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
-from ..ir.walk import buffers_of, computes, instructions, loads
+from ..ir.walk import buffers_of, computes, instructions, loads, stores, value_types
+from ..ops.dtypes import bits
 from ..ops.scalar import WORK
-from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from .drop_dead_steps import drop_dead_steps
 
 __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
+
+_READERS = 3  # of what is dear, where a target computes it again; some of them come together
 
 
 def inline_producers(program: Program, ctx: PassContext) -> Program:
@@ -43,7 +46,7 @@ def inline_producers(program: Program, ctx: PassContext) -> Program:
         if symbols is None or buffers[step.writes[0]].kind is not BufferKind.TEMPORARY:
             continue
         buffer = step.writes[0]
-        reason, verdict = _verdict(step, buffer, program.steps, dependencies, ctx.options)
+        reason, verdict = _verdict(step, buffer, program.steps, dependencies, ctx)
         if verdict and not ctx.fuel.take():
             reason, verdict = NO_FUEL, False
         readers = dependencies.readers.get(buffer, [])
@@ -73,9 +76,10 @@ def join_origins(origins: Sequence[Origin]) -> Origin:
 
 
 def _verdict(
-    nest: LoopNest, buffer: str, steps: Sequence[Step], dependencies: Dependencies, options: LowerOptions
+    nest: LoopNest, buffer: str, steps: Sequence[Step], dependencies: Dependencies, ctx: PassContext
 ) -> tuple[str, bool]:
     """(reason, whether to inline)."""
+    options = ctx.options
     if buffer in dependencies.escapes:
         return "it is needed in memory by an ATen call or the caller", False
     if len(dependencies.writers[buffer]) > 1:
@@ -106,7 +110,10 @@ def _verdict(
             return "the kernel would get too large", False
         return "it has one reader", True
     wide = _wide_loads(nest, elements)
-    if heavy == 0 and not divides and work <= options.max_recompute and wide <= 1 and size <= 40:
+    few = passes <= _READERS and not repeated and _reads_no_wider(nest, buffer)
+    again = ctx.target.capabilities.recomputes if few else 0
+    cheap = heavy <= again and work - heavy <= options.max_recompute
+    if cheap and not divides and wide <= 1 and size <= 40:
         return "computing it again costs no more than loading it", True
     if passes == 1:
         return "its reader would compute each element many times", False
@@ -129,6 +136,14 @@ def _passes(reader: LoopNest, buffer: str) -> int:
 def _iterations(reader: LoopNest, buffer: str) -> int:
     outer = iteration_count(reader.outer)
     return max(outer * iteration_count(stage.ranges) for stage in reader.stages if loads(stage.body, buffer))
+
+
+def _reads_no_wider(nest: LoopNest, buffer: str) -> bool:
+    """Whether no element that is loaded takes more memory than a result."""
+    body = instructions(nest.stages)
+    types = value_types(body)
+    stored = [types.get(i.value, DType.I64) for i in stores(body) if i.buffer == buffer]
+    return all(bits(i.dtype) <= bits(dtype) for i in loads(body) for dtype in stored)
 
 
 def _wide_loads(nest: LoopNest, elements: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
+from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges, without_gaps
 from ..analysis.nests import (
     body_size,
     is_heavy,
@@ -111,10 +111,10 @@ class _Plan:
 
 
 def merge_kernels(
-    first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer]
+    first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer], short_row: int = 0
 ) -> LoopNest | str:
     """The fused nest, ``first`` before ``second``, aligned through an access of each to the same buffer; or the reason
-    why there is none."""
+    why there is none. One unit of work walks over ``short_row`` elements in the time that it takes to start several."""
     plan = _plan(first, second, anchor, buffers)
     if isinstance(plan, str):
         return plan
@@ -124,7 +124,8 @@ def merge_kernels(
     slots = _place(first, second, plan)
     passes = sum(bool(slot.ranges) for slot in slots)
     before = max(sum(bool(s.ranges) for s in k.nest.stages) for k in (first, second))
-    if iteration_count(plan.outer) == 1 and passes > before:
+    short = all(_is_short(slot.ranges, short_row) for slot in slots)
+    if iteration_count(plan.outer) == 1 and passes > before and not short:
         return "there is a single row, so its passes could not run in parallel"
     origin = join_origins([first.nest.origin, second.nest.origin])
     builder = NestBuilder(second.nest.name, plan.outer, origin, buffers)
@@ -137,13 +138,20 @@ def merge_kernels(
     return builder.finish()
 
 
+def _is_short(ranges: Sequence[Range], most: int) -> bool:
+    return all(r.size.constant is not None for r in ranges) and iteration_count(ranges) <= most
+
+
 # -- loops -----------------------------------------------------------------------------------------------
 
 
 def _plan(first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer]) -> _Plan | str:
-    total = numel(buffers[anchor[0].buffer])
-    a = digits_of(anchor[0].flat, first.sizes, total)
-    b = digits_of(anchor[1].flat, second.sizes, total)
+    shared = buffers[anchor[0].buffer]
+    flats, total = [access.flat for access in anchor], numel(shared)
+    row = shared.sizes[-1].constant if shared.sizes else None
+    dense = without_gaps(flats, (first.sizes, second.sizes), row, total) if row else None
+    flats, total = dense or (flats, total)
+    a, b = digits_of(flats[0], first.sizes, total), digits_of(flats[1], second.sizes, total)
     if a is None or b is None:
         return "one of them does not pass through all of the shared buffer in a regular way"
     taken = first.sizes.keys() | second.sizes.keys()

@@ -14,20 +14,21 @@ from ...kernel_ir.nodes import Kernel
 from .compile import KernelFacts, compile_all, compile_kernel, resource_facts
 from .errors import TritonError
 from .map_loops import TileLimits
-from .records import Config, Cubin, KernelSource
+from .records import Config, Cubin, KernelSource, KnownMemory
 from .render.kernel import emit_kernel
 
-__all__ = ["Candidate", "Choice", "Timer", "candidates", "choose"]
+__all__ = ["LIMITS", "Candidate", "Choice", "Timer", "candidates", "choose"]
 
 #: Seconds that one launch of a compiled candidate takes.
 Timer = Callable[[KernelSource, Cubin], float]
 
-_LIMITS = (
+LIMITS = (
     TileLimits(),
     TileLimits(pointwise=512, reduction=2048),
     TileLimits(pointwise=2048, reduction=8192),
     TileLimits(pointwise=4096, reduction=4096, row=1024),
 )
+_NOTHING_KNOWN = KnownMemory()
 _WARPS = (1, 2)  # times as many as the heuristic says
 
 
@@ -56,13 +57,16 @@ class Choice:
 
 
 def candidates(
-    kernel: Kernel, limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True, fast: bool = False
+    kernel: Kernel,
+    limits: Sequence[TileLimits] = LIMITS,
+    asserts: bool = True,
+    fast: bool = False,
+    memory: KnownMemory = _NOTHING_KNOWN,
 ) -> tuple[KernelSource, ...]:
-    """Different sources for one kernel, the heuristic's first; ``asserts`` and ``fast`` as in
-    :func:`~.kernel.emit_kernel`."""
+    """Different sources for one kernel, the heuristic's first; the others as in :func:`~.kernel.emit_kernel`."""
     found: dict[tuple[str, Config], KernelSource] = {}
     for limit in limits:
-        source = emit_kernel(kernel, limit, asserts, fast)
+        source = emit_kernel(kernel, limit, asserts, fast, memory)
         for factor in _WARPS if source.grid else (1,):
             config = replace(source.config, num_warps=min(16, source.config.num_warps * factor))
             found.setdefault((source.text, config), replace(source, config=config))

@@ -17,18 +17,19 @@ from ...memory.build_plan import build_plan
 from ...memory.segments import segments
 from ...memory.storage import Storage, Workspace, assign_storage
 from ...ops.aten import may_alias_arguments
-from ...ops.dtypes import torch_name
+from ...ops.dtypes import bits, dtype_from_torch_name, torch_name
 from ...symbolic import Expr, to_expr
-from .autotune import Timer, candidates, choose
+from .autotune import LIMITS, Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
 from .compile import compile_all
 from .errors import TritonError
 from .map_loops import TileLimits
-from .records import KernelArgument, KernelSource, TritonKernel
+from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
 from .render.kernel import emit_kernel
 from .render.matmul import CONFIGS, dot_site, emit_matmul
 from .render.names import argument_name, function_name
 from .render.together import Member, emit_together, may_join
+from .walked_rows import needless_zeros
 
 __all__ = ["Launched", "Rendered", "assemble", "render_program", "to_program"]
 
@@ -86,7 +87,9 @@ def render_program(
         storage = replace(storage, together=_together(program))
     unaligned = _unaligned(program, storage)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
-    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast)
+    needless, fresh = needless_zeros(of.values(), min(each.row for each in LIMITS) if tune else limits.row)
+    memory = KnownMemory(fresh, _bytes(program))
+    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast, needless, memory)
     parts = itertools.chain(*segments(program, storage))
     launches = tuple((s.function, tuple(written.launches(s.nests))) for s in parts)
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
@@ -180,6 +183,19 @@ def _unaligned(program: Program, storage: Storage) -> frozenset[str]:
     return frozenset(n for n in found if storage.classes.get(n) not in ("allocated", "view"))
 
 
+def _bytes(program: Program) -> dict[str, int]:
+    """How much memory each buffer reaches over, where that is known and elements lie ahead of each other."""
+    found: dict[str, int] = {}
+    for buffer in program.buffers:
+        dtype = dtype_from_torch_name(buffer.dtype)
+        size = to_expr(1)
+        for n, stride in zip(buffer.sizes, buffer.strides, strict=True):
+            size = size + (n - 1) * stride
+        if dtype is not None and size.constant is not None and all(n.constant for n in buffer.sizes):
+            found[buffer.name] = size.constant * max(8, bits(dtype)) // 8
+    return found
+
+
 def _written_inputs(program: Program, storage: Storage) -> set[str]:
     """Inputs whose memory the graph writes."""
     found: set[str] = set()
@@ -192,7 +208,7 @@ def _written_inputs(program: Program, storage: Storage) -> set[str]:
 @dataclass(slots=True)
 class _Kernels:
     """The kernels of a program, while they are written. ``of``: by the names of their nests; ``unaligned``: memory that
-    may begin anywhere."""
+    may begin anywhere. ``needless``: nests that are not launched, which would store zeros."""
 
     of: Mapping[str, Kernel]
     storage: Storage
@@ -203,6 +219,8 @@ class _Kernels:
     tf32: bool
     asserts: bool
     fast: bool
+    needless: frozenset[str]
+    memory: KnownMemory
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
@@ -212,6 +230,7 @@ class _Kernels:
     def launches(self, nests: Sequence[LoopNest]) -> Iterator[Launched]:
         """Those of nests that follow each other, in order."""
         together: Mapping[str, int | str] = self.storage.together
+        nests = [nest for nest in nests if nest.name not in self.needless]
         for _, group in itertools.groupby(nests, lambda nest: together.get(nest.name, nest.name)):
             yield from self._shared(tuple(group))
 
@@ -254,8 +273,8 @@ class _Kernels:
             made = (emit_matmul(kernel, c, tf32=self.tf32, asserts=self.asserts, fast=self.fast) for c in configs)
             return tuple({(s.text, s.config): s for s in made}.values())
         if self.tune:
-            return candidates(kernel, asserts=self.asserts, fast=self.fast)
-        return (emit_kernel(kernel, self.limits, self.asserts, self.fast),)
+            return candidates(kernel, asserts=self.asserts, fast=self.fast, memory=self.memory)
+        return (emit_kernel(kernel, self.limits, self.asserts, self.fast, self.memory),)
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> Launched:
         slots = [self._argument_slot(nest, a) for a in source.arguments]

@@ -26,6 +26,7 @@ from ...ops.dtypes import ATOMIC
 from ...symbolic import Expr, Symbol
 from .records import Config
 from .sectors import moved_bytes, narrowest
+from .walked_rows import walked_loop
 
 __all__ = ["Config", "TileLimits", "config_of", "is_persistent", "is_serial", "map_loops"]
 __all__ += ["map_to", "next_power_of_two", "size_hint"]
@@ -62,6 +63,9 @@ def map_loops(kernel: Kernel, limits: TileLimits = TileLimits()) -> Kernel:
     if is_serial(kernel):
         config = Config((("RBLOCK", 1),), num_warps=1)
         return replace(kernel, body=_rows(kernel, config.block("RBLOCK")), config=_told(config))
+    walked = walked_loop(kernel, limits.row)
+    if walked is not None:
+        return _map_walked(kernel, walked, limits)
     looped = [nest for nest in perfect_nests(kernel) if nest.loops]
     sizes = [nest.extent.constant for nest in looped]
     persistent = all(size is not None and size <= limits.row for size in sizes)
@@ -84,6 +88,16 @@ def map_to(kernel: Kernel, names: Mapping[str, str], config: Config, persistent:
     if any(isinstance(stmt, Loop) for stmt in body):
         body = _rows(kernel, None if persistent else config.block("RBLOCK"))
     return replace(kernel, grid=grid, body=body, config=_told(config))
+
+
+def _map_walked(kernel: Kernel, walked: Loop, limits: TileLimits) -> Kernel:
+    """The kernel with whole rows, of which a program instance takes some at once, see :mod:`.walked_rows`."""
+    looped = [nest for nest in perfect_nests(kernel) if nest.loops]
+    config = _reduction_config([("XBLOCK", walked)], looped, True, True, limits)
+    width = config.block("XBLOCK")
+    at_once = LoopMap("serial", width, block="XBLOCK", tail=_tail(walked.extent, width))
+    grid = tuple(replace(loop, map=at_once if loop is walked else LoopMap("units")) for loop in kernel.grid)
+    return replace(kernel, grid=grid, body=_rows(kernel, None), config=_told(config))
 
 
 def _in_blocks(loop: Loop, name: str | None, config: Config) -> Loop:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ...ir import DType
 from ...symbolic import Expr, to_expr
 
-__all__ = ["Config", "Cubin", "KernelArgument", "KernelSource", "TritonKernel"]
+__all__ = ["Config", "Cubin", "KernelArgument", "KernelSource", "KnownMemory", "TritonKernel"]
 
 _NOTHING = to_expr(0)
 
@@ -23,6 +24,15 @@ class Config:
     def block(self, name: str) -> int:
         """The size of a block. Raises ``KeyError`` for an unknown name."""
         return dict(self.blocks)[name]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMemory:
+    """What is known of the memory of a program, by name. ``fresh``: its zeros are not stored, see
+    :mod:`.walked_rows`. ``bytes``: those that are there from its beginning on, where that is known."""
+
+    fresh: frozenset[str] = frozenset()
+    bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .checks import check_device
 from .choose import choose_form, shares_launches
+from .map_loops import TileLimits
 
 __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
@@ -24,12 +25,21 @@ _INTERPRETED = "triton-interpreter"
 
 # One instance may walk a row of up to ``long_row`` elements several times. A large device runs eight instances on each
 # of some 130 multiprocessors, and those that go down columns need as many to keep enough loads under way.
-SPLITS = SplitPolicy(units=256, column_units=1024, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
+SPLITS = SplitPolicy(
+    units=256,
+    column_units=1024,
+    least=1024,
+    shortest=128,
+    tail="mask",
+    long_row=1 << 14,
+    assume=4096,
+    walked=16,
+    longest_walked=TileLimits().row,
+)
 
 
 def cuda_capabilities(device: str) -> Capabilities:
-    """What kernels on a CUDA device can do. Sums that are added up in memory, a row after the other, would leave
-    nothing to do at once."""
+    """What kernels on a CUDA device can do."""
     return Capabilities(
         device=device,
         arena=False,
@@ -39,11 +49,12 @@ def cuda_capabilities(device: str) -> Capabilities:
         wide_statistics=False,
         careful_variance=False,
         channels_last=False,
-        accumulates_rows=False,
+        accumulates_rows=True,
         one_pass_rows=True,
         row_bytes=16,
         apart_biases=True,
         shares_launches=True,
+        recomputes=1,
         atomics=ATOMIC,
         contraction_forms=("dot",),
     )

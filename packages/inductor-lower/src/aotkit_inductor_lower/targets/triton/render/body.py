@@ -10,6 +10,11 @@ Note [Computed indices]
     (``asserts`` off) what such an index reads is 0 and what it writes is dropped: nothing outside of a tensor is
     touched, and the kernel needs neither the call that stops it nor the registers and the stack for that.
 
+Note [Loads past the end]
+    A thread loads 16 bytes at once only if a mask is alike for these. An axis that ends in between is therefore masked
+    a little later in loads along it, if that is memory of the same tensor: the first numbers of the next row, or what a
+    row is padded with. What is loaded there goes nowhere: reductions and stores have the mask of the axis.
+
 Note [What one program instance reads back]
     A load of what was stored at the same place becomes the stored value. Any other load of memory that this instance
     wrote before comes after a barrier, and so does a store to memory that was read.
@@ -18,33 +23,50 @@ Note [What one program instance reads back]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Store
 from ....ir.walk import instructions, value_types
 from ....kernel_ir.nodes import Kernel, Loop
-from ....kernel_ir.walk import perfect_nests
-from ....ops.dtypes import is_float
+from ....kernel_ir.walk import all_loops, perfect_nests
+from ....ops.dtypes import bits, is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from ..map_loops import config_of, is_persistent, is_serial
+from ..records import KnownMemory
 from .evictions import evictions
 from .indices import expr_text, identifier
 from .lines import Scope, Value
 from .names import function_name, pointer_name
 from .ops import TYPE_NAMES, constant_text, op_text, store_text
 
-__all__ = ["BodyEmitter"]
+__all__ = ["BodyEmitter", "End"]
+
+_NOTHING_KNOWN = KnownMemory()
+_WIDEST = 16  # bytes that a thread loads at once
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where an axis that is masked ends: ``name`` is the variable of its ``loop``."""
+
+    name: str
+    loop: Loop
 
 
 class BodyEmitter:
     """Writes the instructions of a kernel, one by one; who is between them is a subclass's business."""
 
-    def __init__(self, kernel: Kernel, asserts: bool = True, fast: bool = False) -> None:
-        self.fast = fast
+    def __init__(
+        self, kernel: Kernel, asserts: bool = True, fast: bool = False, memory: KnownMemory = _NOTHING_KNOWN
+    ) -> None:
+        self.fast, self.memory = fast, memory
         self.name, self.kernel, self.asserts = function_name(kernel.name), kernel, asserts
         self.nests, self.config = perfect_nests(kernel), config_of(kernel)
         self.serial, self.persistent = is_serial(kernel), is_persistent(kernel)
         self.tile = [loop for loop in kernel.grid if loop.map.block]
         self.axes = [loop.map.block for loop in self.tile] or ["1"]
+        self.walked = next((loop for loop in self.tile if loop.map.kind == "serial"), None)
+        self.sums: dict[str, str] = {}  # of walked rows: the names of the lines of sums, by memory
         self.row_axis = len(self.axes) if any(isinstance(s, Loop) for s in kernel.body) else None
         self.rank = len(self.axes) + (self.row_axis is not None)
         self.wide = kernel.index_type is DType.I64
@@ -54,6 +76,7 @@ class BodyEmitter:
         self.scope = Scope()
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
+        self.ends: dict[int, End] = {}
         self.pointers: dict[str, DType] = {}
         self.written = {i.buffer for i in body if isinstance(i, Store)}
         self.scratch = {row.name: row for row in kernel.scratch}
@@ -165,6 +188,11 @@ class BodyEmitter:
         """The conjunction of the axes' masks, and further ones."""
         return " & ".join(dict.fromkeys([*(self.masks[d] for d in sorted(dims) if d in self.masks), *extra]))
 
+    def drop_mask(self, axis: int) -> None:
+        """There is nothing to mask along an axis any more."""
+        self.masks.pop(axis, None)
+        self.ends.pop(axis, None)
+
     def access_masks(self, index: Expr, given: Value | None) -> list[str]:
         """What an access is masked with besides the axes: the one it was given, and that its indices are in range."""
         parts = [given.text] if given else []
@@ -172,7 +200,7 @@ class BodyEmitter:
 
     # -- memory ------------------------------------------------------------------------------------------
 
-    def _address(self, buffer: str, index: Expr, dtype: DType) -> tuple[str, Expr]:
+    def address(self, buffer: str, index: Expr, dtype: DType) -> tuple[str, Expr]:
         """Pointer text and offset."""
         if buffer in self.scratch:
             return f"scratch_{identifier(buffer)}", self._scratch_start(buffer) + index
@@ -207,10 +235,10 @@ class BodyEmitter:
         self.scope.before_load(i.buffer, place)
         if i.buffer in self.scratch:
             self.scratch_read.add(i.buffer)
-        pointer, index = self._address(i.buffer, index, i.dtype)
+        pointer, index = self.address(i.buffer, index, i.dtype)
         dims = self.dims_of(index) | (given.dims if given else frozenset())
         masks = self.access_masks(index, given)
-        mask = self.mask(dims, *masks)
+        mask = self.mask(dims, *masks) if masks else self._loose_mask(i, dims)
         offset = self.index_value(index, dims)
         extra = f", mask={mask}" if mask else ""
         if masks:
@@ -220,11 +248,46 @@ class BodyEmitter:
         version = self.scope.version(i.buffer)
         self.scope.define(i.result, f"tl.load({pointer} + {offset}{extra})", dims, key=version)
 
+    def _loose_mask(self, i: Load, dims: frozenset[int]) -> str:
+        """The mask of a load, see Note [Loads past the end]."""
+        index, parts = i.indices[0], []
+        unit = max(1, _WIDEST // (max(8, bits(i.dtype)) // 8))
+        for axis in sorted(dims & self.masks.keys()):
+            parts.append(self.masks[axis])
+            end = self.ends.get(axis)
+            size = end.loop.extent.constant if end is not None else None
+            if end is None or size is None or size % unit == 0 or index.coefficient(Symbol(end.loop.symbol)) != 1:
+                continue
+            whole = -(-size // unit) * unit
+            reach = self._reach(index, end.loop, whole)
+            if reach is not None and (reach + 1) * bits(i.dtype) // 8 <= self.memory.bytes.get(i.buffer, 0):
+                near = self.scope.define(f"near_{end.name}", f"{end.name} < {whole}", frozenset({axis}), index=True)
+                parts[-1] = near.text
+        return " & ".join(dict.fromkeys(parts))
+
+    def _reach(self, index: Expr, loop: Loop, size: int) -> int | None:
+        """The largest value of an index if ``loop`` had ``size`` iterations."""
+        total = 0
+        extents = {each.symbol: each.extent.constant for each in all_loops(self.kernel)} | {loop.symbol: size}
+        for monomial, factor in index.terms:
+            if not monomial:
+                total += factor
+                continue
+            (atom, *others) = monomial
+            extent = extents.get(atom.name) if isinstance(atom, Symbol) else None
+            if others or extent is None or factor < 0:
+                return None
+            total += factor * (extent - 1)
+        return total
+
     def _store(self, i: Store) -> None:
         value = self.value(i.value)
+        if i.buffer in self.sums:
+            self._add_to_line(self.sums[i.buffer], value, self.types[i.value])
+            return
         given = self.value(i.mask) if i.mask else None
         dtype = self.types[i.value]
-        pointer, index = self._address(i.buffer, i.indices[0], dtype)
+        pointer, index = self.address(i.buffer, i.indices[0], dtype)
         dims = self.dims_of(index) | value.dims | (given.dims if given else frozenset())
         if i.accumulates:
             dims |= frozenset(range(self.rank if self.scope.in_stage else len(self.axes)))
@@ -246,6 +309,12 @@ class BodyEmitter:
             always = mask or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
             self.scope.line(f"atomic_{i.mode}({pointer} + {offset}, {text}, {always})")
             self.scope.remember(i.buffer, "", value, dtype, False)
+
+    def _add_to_line(self, line: str, value: Value, dtype: DType) -> None:
+        mask, text = self.mask(frozenset(range(self.rank))), value.text
+        if mask:
+            text = f"tl.where({mask}, {text}, tl.full([1, 1], 0.0, {TYPE_NAMES[dtype]}))"
+        self.scope.line(f"{line} = {line} + {text}")
 
     def _combine(self, i: Store, address: str, text: str, extra: str, dtype: DType) -> None:
         """Read, combine, write, by the only program instance; each step waits for the one before."""

@@ -12,28 +12,36 @@ from ....kernel_passes.choose_index_width import choose_index_width
 from ....kernel_passes.recompute_scratch import recompute_scratch
 from ....symbolic import Symbol
 from ..map_loops import TileLimits, is_persistent, map_loops
-from ..records import KernelArgument, KernelSource
-from .body import BodyEmitter
+from ..records import KernelArgument, KernelSource, KnownMemory
+from .body import BodyEmitter, End
 from .indices import identifier
 from .lines import Value
 from .names import argument_name
 from .online import OnlineSoftmaxLoop
 from .prelude import prelude_for
 from .reductions import Reducer
+from .walked import WalkedRows
 from .welford import WelfordLoop
 
 __all__ = ["KernelEmitter", "emit_kernel"]
 
 _LIMITS = TileLimits()
+_NOTHING_KNOWN = KnownMemory()
 
 
-def emit_kernel(kernel: Kernel, limits: TileLimits = _LIMITS, asserts: bool = True, fast: bool = False) -> KernelSource:
+def emit_kernel(
+    kernel: Kernel,
+    limits: TileLimits = _LIMITS,
+    asserts: bool = True,
+    fast: bool = False,
+    memory: KnownMemory = _NOTHING_KNOWN,
+) -> KernelSource:
     """The source of a kernel in normal form; ``limits`` of its tile; ``asserts``: see Note [Computed indices] in
     :mod:`.body`; ``fast``: see :class:`~..records.KernelSource`."""
     kernel = map_loops(kernel, limits)
     if not is_persistent(kernel):
         kernel = recompute_scratch(kernel)
-    return KernelEmitter(choose_index_width(kernel), asserts, fast).emit()
+    return KernelEmitter(choose_index_width(kernel), asserts, fast, memory).emit()
 
 
 class KernelEmitter(BodyEmitter):
@@ -48,12 +56,20 @@ class KernelEmitter(BodyEmitter):
         head = [f"# {line}" for line in _describe(self.kernel.origin)]
         head += ["@jit", f"def {self.name}({', '.join(parameters)}):"]
         body = "\n".join([*head, *(f"    {line}" for line in lines)]) + "\n"
-        grid = () if self.serial else tuple((loop.extent, loop.map.block or None) for loop in self.kernel.grid)
+        shared = () if self.serial else (loop for loop in self.kernel.grid if loop is not self.walked)
+        grid = tuple((loop.extent, loop.map.block or None) for loop in shared)
         text = prelude_for(body) + body
         return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.persistent, self.fast)
 
     def write_body(self) -> None:
         """The lines after the loop variables."""
+        if self.walked is not None:
+            WalkedRows(self).emit(self.write_nests)
+        else:
+            self.write_nests()
+
+    def write_nests(self) -> None:
+        """The body's nests."""
         done = set()  # together with an earlier nest
         for position, nest in enumerate(self.nests):
             looped = bool(nest.loops) and not self.persistent
@@ -88,9 +104,9 @@ class KernelEmitter(BodyEmitter):
 
     def _grid(self) -> None:
         """The value of each loop of the grid in this program instance."""
-        if self.wide and not self.persistent:
+        if self.wide and (not self.persistent or self.walked is not None):
             self.scope.line("zero = tl.full([], 0, tl.int64)")
-        loops = self.kernel.grid
+        loops = tuple(loop for loop in self.kernel.grid if loop is not self.walked)
         if self.serial:
             for loop in loops:
                 name = identifier(loop.symbol)
@@ -121,6 +137,7 @@ class KernelEmitter(BodyEmitter):
             self.symbols[Symbol(loop.symbol)] = Value(name, frozenset({position}))
             if loop.map.tail == "masked":
                 self.masks[position] = f"in_{name}"
+                self.ends[position] = End(name, loop)
                 self.scope.line(f"in_{name} = {name} < {size}")
 
 

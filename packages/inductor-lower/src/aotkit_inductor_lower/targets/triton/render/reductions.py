@@ -6,7 +6,7 @@ from ....ir import DType, Load, Reduce, Store
 from ....kernel_ir.walk import PerfectNest
 from ....ops.reductions import REDUCTIONS, is_positional
 from ....symbolic import Symbol
-from .body import BodyEmitter
+from .body import BodyEmitter, End
 from .combining import combine_text, function_name, identity_text
 from .lines import Value
 from .ops import TYPE_NAMES
@@ -37,8 +37,7 @@ class Reducer:
         scope.in_stage = True
         if self.persistent:
             scope.row_block = str(self.nest.loops[0].map.width)
-            wide = ".to(tl.int64)" if kernel.wide else ""
-            self._row_index(f"tl.arange(0, {scope.row_block}){wide}", size)
+            self.row_index()
             for instr in self.nest.body:
                 if isinstance(instr, Reduce):
                     self._reduce_whole(instr)
@@ -49,7 +48,12 @@ class Reducer:
             self._looped(size)
         scope.in_stage = False
         scope.row_block = "1"
-        kernel.masks.pop(self.axis, None)
+        kernel.drop_mask(self.axis)
+
+    def row_index(self) -> None:
+        """The loop variables of a nest that is held whole."""
+        wide = ".to(tl.int64)" if self.kernel.wide else ""
+        self._row_index(f"tl.arange(0, {self.scope.row_block}){wide}", self.kernel.expr(self.nest.extent))
 
     def _row_index(self, start: str, size: str) -> None:
         """The nest's loop variables, from its flattened position."""
@@ -59,6 +63,8 @@ class Reducer:
         if self.nest.loops[0].map.tail == "masked":
             mask = self.scope.define(f"in_{self._name()}", f"{flat.text} < {size}", axis, index=True)
             kernel.masks[self.axis] = mask.text
+            if len(self.nest.loops) == 1:
+                kernel.ends[self.axis] = End(flat.text, self.nest.loops[0])
         rest = flat.text
         for loop in reversed(self.nest.loops):
             length, first = kernel.expr(loop.extent), loop is self.nest.loops[0]
@@ -141,7 +147,7 @@ class Reducer:
             else:
                 kernel.instruction(instr)
         scope.leave_loop(saved)
-        kernel.masks.pop(self.axis, None)
+        kernel.drop_mask(self.axis)
         for number, i in enumerate(self.reduces):
             if not i.running:
                 self._end(i, number)

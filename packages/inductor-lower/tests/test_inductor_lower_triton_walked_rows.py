@@ -1,0 +1,147 @@
+"""Row kernels whose program instances walk over rows and keep sums of columns, in Triton's interpreter and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.launch_plan import CompiledProgram
+from aotkit_inductor_lower.targets.triton import (
+    KernelSource,
+    TileLimits,
+    compile_kernel,
+    kernels_of,
+    render_program,
+    resource_facts,
+    to_program,
+    vector_bytes,
+)
+from aotkit_inductor_lower.targets.triton.binary import contents_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+aten = torch.ops.aten
+INTERPRETED = LowerOptions(processor="triton-interpreter", verify=True)
+
+
+def random(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(dtype)
+
+
+def layer_norm_backward(g: Any, x: Any, w: Any, b: Any) -> Any:
+    mean, rstd = x.mean(-1, keepdim=True), (x.var(-1, keepdim=True) + 1e-5).rsqrt()
+    return aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, b, [True, True, True])
+
+
+def rms_norm_backward(g: Any, x: Any, w: Any) -> Any:
+    scale = (x * x).mean(-1, keepdim=True).add(1e-6).rsqrt()
+    normal = x * scale
+    return scale * (g * w - normal * (g * w * normal).mean(-1, keepdim=True)), (g * normal).sum((0, 1))
+
+
+def bias_gradient(g: Any, x: Any) -> Any:
+    y = aten.gelu_backward(g, x)
+    return y, y.to(torch.float32).sum((0, 1))
+
+
+def lower(f: Any, args: Any) -> Compiled:
+    graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode="fake")(*args)
+    lowered = compile_to_program(graph, options=INTERPRETED)
+    assert isinstance(lowered, Compiled)
+    return lowered
+
+
+def sources(program: CompiledProgram) -> list[KernelSource]:
+    return [kernel.source for kernel in kernels_of(program)]
+
+
+def launched(program: CompiledProgram) -> list[str]:
+    contents = contents_of(program.binary)
+    return [contents.kernels[each.kernel].source.name for _, own in contents.segments for each in own]
+
+
+CASES = {
+    "layer norm": (layer_norm_backward, (random(4, 128, 264), random(4, 128, 264), random(264), random(264)), 2),
+    "rms norm": (rms_norm_backward, (random(6, 96, 256), random(6, 96, 256), random(256)), 1),
+    "rows in steps that do not fit": (rms_norm_backward, (random(50, 12, 256), random(50, 12, 256), random(256)), 1),
+    "the first loop has the divisors": (rms_norm_backward, (random(32, 23, 256), random(32, 23, 256), random(256)), 1),
+    "gelu": (bias_gradient, (random(8, 64, 768, dtype=torch.bfloat16), random(8, 64, 768, dtype=torch.bfloat16)), 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_of_columns_are_kept_while_rows_are_walked(name: str) -> None:
+    f, args, sums = CASES[name]
+    lowered = lower(f, args)
+    (walked,) = (s for s in sources(lowered.program) if "sums0" in s.text)
+    assert f"sums{sums - 1}" in walked.text and f"sums{sums}" not in walked.text
+    assert not any("atomic" in s.text for s in sources(lowered.program))
+    assert not [n for n in launched(lowered.program) if "zeros" in n], "what is stored whole needs no zeros before"
+    got = bind_program(lowered.program, lowered.constants)([*args])
+    want = f(*(a.double() for a in args))
+    for ours, exact, eager in zip(got, want, f(*args), strict=True):
+        assert ours.dtype is eager.dtype and ours.stride() == eager.stride()
+        own, others = ((t.double() - exact).abs().max() for t in (ours, eager))
+        assert own <= 4 * others + 1e-4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes_give_what_eager_gives(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    one, two, columns = (int(torch.randint(*each, (1,), generator=generator)) for each in ((1, 40), (2, 80), (40, 300)))
+    columns = max(columns, -(-(1 << 17) // (one * two)))  # enough data to share
+    if columns > 2000:
+        one, columns = one * 8, -(-columns // 8)
+    args = (random(one, two, columns), random(one, two, columns), random(columns))
+    lowered = lower(rms_norm_backward, args)
+    exact = rms_norm_backward(*(a.double() for a in args))
+    for ours, want in zip(bind_program(lowered.program, lowered.constants)([*args]), exact, strict=True):
+        torch.testing.assert_close(ours.double(), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def test_walked_rows_compile_without_spilling_and_load_16_bytes_at_once() -> None:
+    f, args, _ = CASES["layer norm"]
+    args = (random(4, 128, 768), random(4, 128, 768), random(768), random(768))
+    (walked,) = (s for s in sources(lower(f, args).program) if "sums0" in s.text)
+    cubin = compile_kernel(walked, 90, keep_ptx=True)
+    assert resource_facts(cubin).spills == 0
+    assert min(vector_bytes(cubin.ptx)) >= 8
+
+
+def test_rows_that_are_not_held_add_up_in_atomic_operations_behind_their_zeros() -> None:
+    f, args, _ = CASES["rms norm"]
+    scheduled = lower(f, args).scheduled
+    program = to_program(render_program(scheduled, limits=TileLimits(row=64)))
+    assert any("atomic_add" in s.text for s in sources(program)) and [n for n in launched(program) if "zeros" in n]
+    for ours, want in zip(bind_program(program)([*args]), f(*args), strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def test_sums_as_large_as_the_rows_are_made_apart() -> None:
+    """Two rows for each line of sums: nothing is gained."""
+    args = (random(521, 2, 264), random(521, 2, 264), random(264), random(264))
+    lowered = lower(layer_norm_backward, args)
+    reasons = [r.reason for r in lowered.report.refused if r.kind == "mixed-order"]
+    assert reasons and "partial sums are as much to write" in reasons[0]
+
+
+def test_the_backward_of_a_wide_rms_norm_is_one_kernel_with_the_sums_of_its_weight() -> None:
+    """Products before it are large temporaries, which live no longer for it."""
+
+    def f(x: Any, w: Any, g: Any, left: Any, right: Any, scale: Any) -> Any:
+        grad = (g @ left).float() + (g @ right).float()
+        normal = x * scale
+        inner = (grad * w * normal).sum(-1, keepdim=True)
+        return scale * (grad * w - normal * inner / 2048), (grad * normal).sum(0)
+
+    g = torch.empty(4096, 64, dtype=torch.bfloat16)
+    left = torch.empty(64, 2048, dtype=torch.bfloat16)
+    args = (torch.empty(4096, 2048), torch.empty(2048), g, left, left.clone(), torch.empty(4096, 1))
+    names = launched(lower(f, args).program)
+    assert len(names) <= 3, names  # the rows, and the sums of their lines
