@@ -45,6 +45,9 @@ BENCH_TOOLS = ("transformers", "matplotlib")
 
 NEWEST_TORCH = "2.15"  # that the packages allow
 
+#: Pairs of torch and Triton with which what is for CUDA is tested, without a device.
+CUDA_PAIRS = (("2.11", "3.6.0"), ("2.13", "3.7.1"))
+
 #: What is installed once and seen by the sessions that ask for it; expecttest is for torch.testing._internal.
 SHARED = {
     "torch": ("torch", "numpy"),
@@ -608,6 +611,28 @@ def lowest(session: nox.Session) -> None:
         pytest(session, *paths_of(package, everything=False), "-q")
 
 
+def install_with_torch(session: nox.Session, version: str, *more: str) -> None:
+    """The packages' wheels and what their tests need, with a torch that is not the pinned one."""
+    loose = Path(session.create_tmp()) / "constraints.txt"
+    pinned = Path(CONSTRAINTS).read_text().splitlines()
+    loose.write_text("\n".join(line for line in pinned if not line.startswith(("torch==", "triton=="))))
+    wheels = [str(wheel) for wheel in build_wheels(session, PACKAGES)]
+    tools = (*SHARED["pytest"], *SHARED["transformers"], *TEST_EXTRAS["cache"], *more)
+    pip(session, "install", "-q", "-c", str(loose), f"torch=={version}.*", "numpy", *tools, *wheels)
+    pip(session, "install", "-q", "--force-reinstall", "--no-deps", *wheels)
+
+
+@session_without_pip
+@nox.parametrize("torch,triton", CUDA_PAIRS)
+def cuda(session: nox.Session, torch: str, triton: str) -> None:
+    """What is for CUDA, without a device: Triton's interpreter, compiled kernels, recordings on a simulated driver."""
+    install_with_torch(session, torch, f"triton=={triton}")
+    folders = [ROOT / "packages" / name / "tests" for name in ("aotkit", "inductor-lower")]
+    files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    chosen = [str(path) for path in files if "triton" in path.name or path.name == "test_aotkit_cudagraphs.py"]
+    pytest(session, "-q", "packages/cudagraphs", *chosen)
+
+
 @session_without_pip
 def compat(session: nox.Session) -> None:
     """A part of every suite with another torch, into docs/versions.md; `-- 2.11`, `-- 2.15 --all` for whole suites.
@@ -615,12 +640,6 @@ def compat(session: nox.Session) -> None:
     The Python is the one that nox runs with. torch's wheel may bring gigabytes (README, "CPU-only torch").
     """
     version, *options = session.posargs or [NEWEST_TORCH]
-    loose = Path(session.create_tmp()) / "constraints.txt"
-    pinned = Path(CONSTRAINTS).read_text().splitlines()
-    loose.write_text("\n".join(line for line in pinned if not line.startswith(("torch==", "triton=="))))
-    wheels = [str(wheel) for wheel in build_wheels(session, PACKAGES)]
-    tools = (*SHARED["pytest"], *SHARED["transformers"], *TEST_EXTRAS["cache"])
-    pip(session, "install", "-q", "-c", str(loose), f"torch=={version}.*", "numpy", *tools, *wheels)
-    pip(session, "install", "-q", "--force-reinstall", "--no-deps", *wheels)
+    install_with_torch(session, version)
     session.run("python", "-m", "tools.compat", "run", *options, env={"OMP_NUM_THREADS": "1"})
     session.run("python", "-m", "tools.compat", "page")

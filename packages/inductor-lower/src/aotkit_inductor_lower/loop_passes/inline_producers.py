@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, iteration_count
-from ..ir import Buffer, BufferKind, DType, LoopNest, Origin, Program, Step
+from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Origin, Program, Step
 from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
 from ..ir.walk import buffers_of, computes, instructions, loads, stores, value_types
@@ -110,10 +110,11 @@ def _verdict(
             return "the kernel would get too large", False
         return "it has one reader", True
     wide = _wide_loads(nest, elements)
-    few = passes <= _READERS and not repeated and _reads_no_wider(nest, buffer)
-    again = ctx.target.capabilities.recomputes if few else 0
+    device = ctx.target.capabilities.recomputes
+    again = device if passes <= _READERS and not repeated and _reads_no_wider(nest, buffer) else 0
     cheap = heavy <= again and work - heavy <= options.max_recompute
-    if cheap and not divides and wide <= 1 and size <= 40:
+    little = wide <= 1 or (device > 0 and _reads_no_more(nest, buffer, elements))
+    if cheap and not divides and little and size <= 40:
         return "computing it again costs no more than loading it", True
     if passes == 1:
         return "its reader would compute each element many times", False
@@ -146,17 +147,32 @@ def _reads_no_wider(nest: LoopNest, buffer: str) -> bool:
     return all(bits(i.dtype) <= bits(dtype) for i in loads(body) for dtype in stored)
 
 
+def _reads_no_more(nest: LoopNest, buffer: str, elements: int) -> bool:
+    """Whether all memory that is as large as the result takes no more bytes together: what is loaded in two places of
+    it lies in a cache of the device."""
+    body = instructions(nest.stages)
+    types = value_types(body)
+    (stored,) = (types.get(i.value, DType.I64) for i in stores(body) if i.buffer == buffer)
+    read = {i.buffer: bits(i.dtype) for i in _wide(nest, elements)}
+    return sum(read.values()) <= bits(stored)
+
+
 def _wide_loads(nest: LoopNest, elements: int) -> int:
-    """Loads that run over most of the nest's iterations, rather than being reused by many of them."""
-    count = 0
+    """Number of loads that run over most of the nest's iterations, rather than being reused by many of them."""
+    return len(_wide(nest, elements))
+
+
+def _wide(nest: LoopNest, elements: int) -> list[Load]:
+    found = []
     sizes = {loop.symbol: hint(loop.size) for loop in nest.outer}
     for load in loads(instructions(nest.stages)):
         used = {s.name for e in load.indices for s in e.symbols}
         distinct = 1
         for name in used:
             distinct *= sizes.get(name, 64)
-        count += distinct * 4 > elements
-    return count
+        if distinct * 4 > elements:
+            found.append(load)
+    return found
 
 
 PASS = Pass(
