@@ -145,3 +145,20 @@ def test_the_backward_of_a_wide_rms_norm_is_one_kernel_with_the_sums_of_its_weig
     args = (torch.empty(4096, 2048), torch.empty(2048), g, left, left.clone(), torch.empty(4096, 1))
     names = launched(lower(f, args).program)
     assert len(names) <= 3, names  # the rows, and the sums of their lines
+
+
+def test_zeros_that_are_not_launched_leave_no_gap_in_a_segment_of_their_own() -> None:
+    """Where a call of ATen stands between them and the rows, and in the names of kernels that fail."""
+
+    def f(x: Any, w: Any, other: Any, index: Any) -> Any:
+        rows, sums = rms_norm_backward(other @ x, x, w)
+        return rows, sums, rows[:, index]
+
+    args = (random(1, 264, 512), random(512), random(264, 264), torch.tensor([5, 7]))
+    lowered = lower(f, args)
+    bound = bind_program(lowered.program, lowered.constants)
+    assert any("sums0" in s.text for s in sources(lowered.program))
+    for ours, want in zip(bound([*args]), f(*args), strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+    with pytest.raises(IndexError, match="index"):
+        bound([*args[:3], torch.tensor([5, 264])])

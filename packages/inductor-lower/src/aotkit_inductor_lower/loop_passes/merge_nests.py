@@ -114,8 +114,9 @@ def merge_kernels(
     first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer], short_row: int = 0
 ) -> LoopNest | str:
     """The fused nest, ``first`` before ``second``, aligned through an access of each to the same buffer; or the reason
-    why there is none. One unit of work walks over ``short_row`` elements in the time that it takes to start several."""
-    plan = _plan(first, second, anchor, buffers)
+    why there is none. One unit of work walks over ``short_row`` elements in the time that it takes to start several;
+    where that is something, rows may also end in a gap that both leave out."""
+    plan = _plan(first, second, anchor, buffers, short_row > 0)
     if isinstance(plan, str):
         return plan
     hazard = _illegal(first, second, plan)
@@ -145,10 +146,12 @@ def _is_short(ranges: Sequence[Range], most: int) -> bool:
 # -- loops -----------------------------------------------------------------------------------------------
 
 
-def _plan(first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer]) -> _Plan | str:
+def _plan(
+    first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer], gaps: bool
+) -> _Plan | str:
     shared = buffers[anchor[0].buffer]
     flats, total = [access.flat for access in anchor], numel(shared)
-    row = shared.sizes[-1].constant if shared.sizes else None
+    row = shared.sizes[-1].constant if shared.sizes and gaps else None
     dense = without_gaps(flats, (first.sizes, second.sizes), row, total) if row else None
     flats, total = dense or (flats, total)
     a, b = digits_of(flats[0], first.sizes, total), digits_of(flats[1], second.sizes, total)

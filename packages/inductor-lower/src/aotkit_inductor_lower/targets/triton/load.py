@@ -128,10 +128,10 @@ def _segments(plan: LaunchPlan, contents: Contents, driver: Driver) -> dict[str,
 def _failure(program: CompiledProgram, driver: Driver) -> Callable[[int, Sequence[str]], None]:
     place = place_of(program)
 
-    shared = {record.name for record in program.kernels if record.combo not in ("", record.name)}
+    launched = {record.name for record in program.kernels if record.combo in ("", record.name)}
 
     def fail(status: int, launches: Sequence[str]) -> None:
-        first = [name for name in launches if name not in shared]  # of each launch
+        first = [name for name in launches if name in launched]  # of each launch
         where = place(first[(status >> 32) - 1])
         error = driver.failure(status & 0xFFFFFFFF)
         if isinstance(error, IndexError | TritonError):
