@@ -151,7 +151,8 @@ Bytes are those of whole sectors of 32 bytes that loads and stores ask for, foun
 its addresses (Note [What counts as traffic] in `tools/without_device/traffic.py`); ATen's own are not in them. Where
 Inductor would measure several tiles on the device, it has the one that moves least. *Narrow* are loads of neighbours
 that move less than eight bytes a thread. Times are a model (Note [Expected times] in `tools/without_device/facts.py`),
-no measurements.
+no measurements. Logits of an odd vocabulary (bert, gpt2, whisper) come back from ours with eager's strides, for which
+they are written once more; Inductor gives them the padded rows of its product.
 """
 
 RANKING = f"""\
