@@ -197,11 +197,14 @@ def pytest(session: nox.Session, *arguments: str, workers: int = 0, **env: str) 
     """Run pytest from the repository root; the session's positional arguments come last.
 
     ``workers`` processes share the tests, unless there are positional arguments, which are for one who looks closely.
-    Byte code is kept whatever the environment says: many tests start Python again, which would compile 400 files.
+    Byte code is kept whatever the environment says: many tests start Python again, which would compile 400 files. The
+    tests that took longest are listed at the end.
     """
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "", **env}
     parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 and not session.posargs else ()
-    session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *arguments, *parallel, *session.posargs, env=env)
+    slowest = ("--durations=15", "--durations-min=4")
+    command = ("python", "-m", "pytest", "-p", "no:cacheprovider", *slowest)
+    session.run(*command, *arguments, *parallel, *session.posargs, env=env)
 
 
 def test_workers() -> int:

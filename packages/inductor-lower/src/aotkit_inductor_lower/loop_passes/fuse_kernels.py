@@ -37,6 +37,7 @@ class _Groups:
         self.steps: dict[int, Step] = {}
         self.kernels: dict[int, Kernel] = {}
         self.needs: dict[int, set[int]] = {}
+        self._needed_by: dict[int, set[int]] = {}
         self.ancestors: dict[int, int] = {}
         self.position: dict[int, int] = {}
         self.latest = -1
@@ -51,6 +52,9 @@ class _Groups:
         needs = {self.find(p) for p in self._raw[position]}
         self.steps[position] = step
         self.needs[position] = needs
+        self._needed_by[position] = set()
+        for need in needs:
+            self._needed_by[need].add(position)
         self.ancestors[position] = self._close(needs)
         self._parent[position] = position
         if isinstance(step, ExternCall) and collective_role(step.target) == "wait":
@@ -100,21 +104,34 @@ class _Groups:
 
     def join(self, first: int, second: int, kernel: Kernel) -> None:
         """``second`` becomes part of ``first``."""
+        both = {first, second}
         self._parent[second] = first
-        self.needs[first] = {n for n in self.needs[first] | self.needs.pop(second) if n not in (first, second)}
-        new = self.ancestors[first] | (self.ancestors.pop(second) & ~(1 << first))
+        for need in self.needs[second] - both:
+            self._needed_by[need].discard(second)
+            self._needed_by[need].add(first)
+        self.needs[first] = (self.needs[first] | self.needs.pop(second)) - both
+        self._needed_by[first] = (self._needed_by[first] | self._needed_by.pop(second)) - both
+        for later in self._needed_by[first]:
+            self.needs[later].discard(second)
+            self.needs[later].add(first)
         del self.steps[second]
         self.kernels.pop(second, None)
         self.steps[first], self.kernels[first] = kernel.nest, kernel
-        self.ancestors[first] = new
         bit, other = 1 << first, 1 << second
-        for group, ancestors in self.ancestors.items():
-            if ancestors & (bit | other):
-                self.ancestors[group] = (ancestors | new | bit) & ~other
-        for needs in self.needs.values():
-            if second in needs:
-                needs.discard(second)
-                needs.add(first)
+        new = (self.ancestors[first] | self.ancestors.pop(second)) & ~(bit | other)
+        self.ancestors[first] = new
+        for later in self._all_later(first):
+            self.ancestors[later] = (self.ancestors[later] | new | bit) & ~other
+
+    def _all_later(self, group: int) -> set[int]:
+        """The groups that have it among their ancestors."""
+        found, waiting = set[int](), list(self._needed_by[group])
+        while waiting:
+            later = waiting.pop()
+            if later not in found:
+                found.add(later)
+                waiting.extend(self._needed_by[later])
+        return found
 
 
 def fuse_kernels(program: Program, ctx: PassContext) -> Program:
