@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 __all__ = ["ALIGNMENT", "place_buffers"]
 
 ALIGNMENT = 64
+_STEPS = 32  # of which buffers that live then are found together
 
 
 def place_buffers(
@@ -17,7 +18,7 @@ def place_buffers(
     Large buffers are placed first, each at the lowest offset that is free throughout its life. ``reuses``: buffers that
     take the place of another one, of the same size.
     """
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    placed: dict[int, list[tuple[int, int, int, int]]] = {}  # by part of the program: offset, end, first, last
     offsets: dict[str, int] = {}
     total = 0
     owner = _owners([name for name, *_ in lifetimes], reuses or {})
@@ -28,14 +29,15 @@ def place_buffers(
     merged = [(name, first, last) for name, (first, last) in lives.items()]
     for name, first, last in sorted(merged, key=lambda entry: (-nbytes[entry[0]], entry[1])):
         size = -(-max(nbytes[name], 1) // ALIGNMENT) * ALIGNMENT
-        offset = 0
-        for start, end, born, dies in sorted(placed):
+        offset, parts = 0, range(first // _STEPS, last // _STEPS + 1)
+        for start, end, born, dies in sorted({each for part in parts for each in placed.get(part, ())}):
             if dies < first or born > last or end <= offset:
                 continue
             if start >= offset + size:
                 break
             offset = end
-        placed.append((offset, offset + size, first, last))
+        for part in parts:
+            placed.setdefault(part, []).append((offset, offset + size, first, last))
         offsets[name] = offset
         total = max(total, offset + size)
     return {name: offsets[owner[name]] for name in owner}, total
