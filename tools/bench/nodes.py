@@ -34,10 +34,12 @@ F = torch.nn.functional
 def chain(nodes: int) -> GraphModule:
     """A graph with about that many nodes, of rows ``x`` [16, 32] and a matrix ``w`` [32, 32]."""
     graph = Graph()
-    value, matrix = graph.placeholder("x"), graph.placeholder("w")
-    for _ in range(max(nodes // 7, 1)):
+    value = first = graph.placeholder("x")
+    matrix = graph.placeholder("w")
+    for block in range(max(nodes // 7, 1)):
         product = graph.call_function(torch.matmul, (value, matrix))
-        total = graph.call_function(torch.add, (graph.call_function(F.gelu, (product,)), value))
+        added = value if block % 8 else first  # without which it would all become 0
+        total = graph.call_function(torch.add, (graph.call_function(F.gelu, (product,)), added))
         mean = graph.call_function(torch.mean, (total, -1), {"keepdim": True})
         half = graph.call_function(torch.mul, (graph.call_function(torch.sub, (total, mean)), 0.5))
         value = graph.call_function(torch.tanh, (half,))
