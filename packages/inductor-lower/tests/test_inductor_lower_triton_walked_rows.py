@@ -131,6 +131,19 @@ def test_sums_as_large_as_the_rows_are_made_apart() -> None:
     assert reasons and "partial sums are as much to write" in reasons[0]
 
 
+def test_rows_that_lie_across_memory_are_not_walked() -> None:
+    """A norm over the channels of an image that lies plane by plane: a tile of rows reads planes side by side."""
+
+    def f(g: Any, x: Any, w: Any, b: Any) -> Any:
+        return layer_norm_backward(g.permute(0, 2, 1), x, w, b)
+
+    args = (random(8, 264, 128), random(8, 128, 264), random(264), random(264))
+    lowered = lower(f, args)
+    reasons = [r.reason for r in lowered.report.refused if r.kind == "mixed-order"]
+    assert "the rows do not lie side by side" in reasons
+    assert not any("sums0" in s.text for s in sources(lowered.program))
+
+
 def test_the_backward_of_a_wide_rms_norm_is_one_kernel_with_the_sums_of_its_weight() -> None:
     """Products before it are large temporaries, which live no longer for it."""
 

@@ -205,7 +205,7 @@ def _mixed(
     match = _match(rows, columns, parts, anchor, buffers)
     if isinstance(match, str):
         return match
-    chunks = _few_rows(match, rows, columns, parts, anchor, buffers, limits) if limits.walked else _many(match, columns)
+    chunks = _few_rows(match, rows, columns, parts, buffers, limits) if limits.walked else _many(match, columns)
     if isinstance(chunks, str):
         return chunks
     row_env = _composed(digit_env(match.rows), rows, chunks.shift)
@@ -266,7 +266,6 @@ def _few_rows(
     rows: LoopNest,
     columns: LoopNest,
     parts: _OuterReduction,
-    anchor: Access,
     buffers: Mapping[str, Buffer],
     limits: _Limits,
 ) -> _Chunks | str:
@@ -275,10 +274,7 @@ def _few_rows(
     width = hint(product(r.size for r in columns.outer))
     if any(size.constant is None or size.constant > limits.row for size in (*stages, to_expr(width))):
         return "a row does not fit into registers"
-    env = digit_env(match.rows)
-    places = [i.indices for stage in rows.stages for i in accesses(stage.body) if i.buffer == anchor.buffer]
-    offsets = [buffers[anchor.buffer].offset(indices).substitute(env) for indices in places]
-    if not any(offset.coefficient(Symbol(name)) == 1 for offset in offsets for name in match.inner):
+    if not _lie_side_by_side(rows, parts, match, buffers):
         return "the rows do not lie side by side"
     cuts = [(r, n) for r in match.outer for n in range(2, 2 * limits.walked + 1) if (r.size.constant or 1) % n == 0]
     if not cuts:
@@ -293,6 +289,20 @@ def _few_rows(
     shift = {Symbol(loop.symbol): sym(chunk.symbol) * inside.size + sym(loop.symbol)}
     others = tuple(r for r in match.outer if r is not loop)
     return _Chunks((*others, chunk), (inside,), shift)
+
+
+def _lie_side_by_side(rows: LoopNest, parts: _OuterReduction, match: _Match, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether all that differs in each element of each row is read and written along the rows."""
+    outer, columns = {Symbol(r.symbol) for r in match.outer}, {Symbol(name) for name in match.inner}
+    stages = [(s, expand_ranges(s.ranges, match.rows), digit_env(match.rows)) for s in rows.stages]
+    for stage, loops, env in (*stages, (parts.sums, (), digit_env(match.columns))):
+        inner = {Symbol(r.symbol) for r in loops} or columns
+        for i in accesses(stage.body):
+            offset = buffers[i.buffer].offset(i.indices).substitute(env)
+            large = not offset.symbols.isdisjoint(outer) and not offset.symbols.isdisjoint(inner)
+            if large and not any(offset.coefficient(symbol) == 1 for symbol in inner):
+                return False
+    return True
 
 
 def rows_has_ranges(nest: LoopNest) -> bool:
