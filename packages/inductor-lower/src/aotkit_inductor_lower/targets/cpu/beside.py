@@ -49,7 +49,7 @@ def with_sums_beside(kernel: Kernel) -> Kernel:
 
 
 def _best(loops: Iterable[Loop], nest: PerfectNest) -> tuple[Loop, int] | None:
-    """The loop with most to gain, and how many of its iterations go beside each other."""
+    """The loop with most to gain, of equals the innermost, and how many of its iterations go beside each other."""
     loads = [i for i in nest.body if isinstance(i, Load)]
     if not FEWEST_LOADS <= len(loads) <= MOST_LOADS or contains(nest.body, CheckedIndex):
         return None
@@ -60,7 +60,7 @@ def _best(loops: Iterable[Loop], nest: PerfectNest) -> tuple[Loop, int] | None:
             continue
         count = min(WIDTHS, key=lambda width: size % width)
         left = _left(loads, Symbol(loop.symbol), count)
-        if left <= SAVED and (best is None or left < best[0]):
+        if left <= SAVED and (best is None or left <= best[0]):
             best = left, loop, count
     return None if best is None else best[1:]
 
