@@ -339,7 +339,8 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
 def _context(gm: GraphModule, options: LowerOptions, observer: Observer | None) -> PassContext:
     target = target_for(gm, options)
     measure = target.measure(partial(_compile_call, options.processor)) if options.tune else None
-    return PassContext.of(options, observer, target, measure)
+    released = (node.name for node in gm.graph.find_nodes(op="placeholder") if node.meta.get("released"))
+    return replace(PassContext.of(options, observer, target, measure), released=frozenset(released))
 
 
 def _compile_call(

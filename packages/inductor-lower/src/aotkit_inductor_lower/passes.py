@@ -106,7 +106,7 @@ class PassContext:
     program by the names of their buffers, of which a pass may add others.
 
     ``target``: what the program is compiled for, or :data:`.NO_MACHINE`. ``measure``: how long products of matrices
-    take there, if that is measured.
+    take there, if that is measured. ``released``: inputs that nobody but the call holds.
     """
 
     options: LowerOptions
@@ -116,6 +116,7 @@ class PassContext:
     target: Target = NO_MACHINE
     measure: Measure | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    released: frozenset[str] = frozenset()
 
     @staticmethod
     def of(

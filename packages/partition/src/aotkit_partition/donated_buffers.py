@@ -1,7 +1,8 @@
 """Saved tensors that a backward compiler may have the memory of, found in the forward graph.
 
 A compiler says by an attribute ``reuses_donated = True`` that what it makes of a backward writes into the memory of
-inputs which are marked ``meta["donated"]``.
+inputs which are marked ``meta["donated"]``. Those marked ``meta["released"]`` it may count as memory that goes with
+their last use: nobody but the backward holds them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["donated_tensors", "mark_donated"]
+__all__ = ["donated_tensors", "mark_donated", "mark_released"]
 
 # Memory of an argument, though the schema does not say so.
 _SILENT_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
@@ -37,6 +38,13 @@ def mark_donated(backward: GraphModule, num_saved_symints: int, donated: tuple[i
     inputs = backward.graph.find_nodes(op="placeholder")
     for position in donated:
         inputs[num_saved_symints + position].meta["donated"] = True
+
+
+def mark_released(backward: GraphModule, num_saved_symints: int, released: tuple[int, ...]) -> None:
+    """Set ``meta["released"]`` on the inputs of the backward that are these saved tensors."""
+    inputs = backward.graph.find_nodes(op="placeholder")
+    for position in released:
+        inputs[num_saved_symints + position].meta["released"] = True
 
 
 def _memory(node: Node, memory: dict[Node, frozenset[Node]]) -> frozenset[Node]:

@@ -14,6 +14,7 @@ from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import decompositions
 from aotkit_inductor_lower.driver import prepare_joint_graph
 from aotkit_partition import Partition, PartitionOptions, partition
+from aotkit_partition.donated_buffers import donated_tensors, mark_released
 
 from .._observer import Observer
 from ..artifact import round_trip
@@ -45,6 +46,8 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
     ctx.recorder.keep("partition", parts.report)
     split = split_of(round_trip.reread_partition(parts, joint) if ctx.options.verify else parts)
     forward, backward = (with_joined_collectives(g, ctx.options, ctx.recorder) for g in (split.forward, split.backward))
+    released = donated_tensors(forward, metadata.num_forward_outputs, split.num_saved_tensors)
+    mark_released(backward, split.num_saved_symints, released)
     return replace(split, forward=forward, backward=backward)
 
 

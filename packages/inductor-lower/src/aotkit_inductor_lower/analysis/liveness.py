@@ -1,7 +1,8 @@
 """What the call of a program holds at each step, in any order of the steps.
 
 Held are temporaries from the first step that writes them, or a view of them, to the last that uses them, and results to
-the end. Inputs belong to the caller. Unknown sizes count as 64.
+the end. Inputs belong to the caller, but for those that are released to the call (what a forward saved for its
+backward): they are held from the beginning to the last step that uses them. Unknown sizes count as 64.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ __all__ = ["Lives"]
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """What each step uses of the memory that the call holds. ``kept``: results, which stay."""
+    """What each step uses of the memory that the call holds. ``kept``: results, which stay. ``given``: released inputs,
+    which are there before the first step."""
 
     uses: tuple[tuple[str, ...], ...]
     nbytes: dict[str, int]
     kept: frozenset[str]
+    given: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(program: Program) -> Lives:
-        """Look what each step uses."""
+    def of(program: Program, released: frozenset[str] = frozenset()) -> Lives:
+        """Look what each step uses. ``released``: inputs whose memory goes with the last use."""
         root = {b.name: b.name for b in program.buffers}
         collectives = Collectives.of(program.steps)
         for position, step in enumerate(program.steps):
@@ -38,7 +41,8 @@ class Lives:
         owned = (BufferKind.TEMPORARY, BufferKind.OUTPUT)
         nbytes = {}
         for buffer in program.buffers:
-            if buffer.kind in owned and root[buffer.name] == buffer.name:
+            held = buffer.kind in owned or (buffer.kind is BufferKind.INPUT and buffer.name in released)
+            if held and root[buffer.name] == buffer.name:
                 nbytes[buffer.name] = buffer_bytes(buffer)
         outputs = frozenset(root[out.name] for out in program.outputs if isinstance(out, BufferRef))
         uses = []
@@ -47,13 +51,12 @@ class Lives:
             if position in collectives.waits:  # Note [While a collective runs]
                 names = (*names, *collectives.in_use(program.steps, position)[0])
             uses.append(tuple(dict.fromkeys(r for r in (root[name] for name in names) if r in nbytes)))
-        return Lives(tuple(uses), nbytes, outputs)
+        return Lives(tuple(uses), nbytes, outputs, released & nbytes.keys())
 
     def peak(self, order: Iterable[int]) -> int:
         """The most bytes held at once."""
-        left = self.counts()
-        held = most = 0
-        born: set[str] = set()
+        left, born = self.counts(), set(self.given)
+        held = most = self.given_bytes
         for position in order:
             for name in self.uses[position]:
                 if name not in born:
@@ -65,6 +68,11 @@ class Lives:
                 if left[name] == 0 and name not in self.kept:
                     held -= self.nbytes[name]
         return most
+
+    @property
+    def given_bytes(self) -> int:
+        """What is held before the first step."""
+        return sum(self.nbytes[name] for name in self.given)
 
     def bound(self) -> int:
         """Bytes that every order holds at some moment: those of one step, or all results."""

@@ -29,9 +29,9 @@ LEAST_BYTES = 1 << 20  # below this no order is worth a search
 _LEAST_GAIN = 32  # an order is changed to save one part in so many
 
 
-def simulated_peak(program: Program) -> int:
+def simulated_peak(program: Program, released: frozenset[str] = frozenset()) -> int:
     """The most bytes that temporaries and results of a program hold at once, see Note [Orders tried]."""
-    return Lives.of(program).peak(range(len(program.steps)))
+    return Lives.of(program, released).peak(range(len(program.steps)))
 
 
 def order_by_memory(program: Program, least_bytes: int = LEAST_BYTES) -> Program:

@@ -90,16 +90,18 @@ def overlap_collectives(
     share: float,
     decisions: list[Decision] | None = None,
     link: tuple[float, float] = _LINK,
+    released: frozenset[str] = frozenset(),
 ) -> Program:
     """The program in the best order found, see Note [Orders with collectives].
 
     ``share``: how much the peak may grow. ``decisions`` gets one for each collective. ``link``: seconds of a collective
-    without bytes, and bytes per second.
+    without bytes, and bytes per second. ``released``: inputs that nobody else holds, as in :class:`.Lives`: an order
+    that uses them later holds them longer.
     """
     collectives = Collectives.of(program.steps)
     if not collectives.starts:
         return program
-    lives, given = Lives.of(program), range(len(program.steps))
+    lives, given = Lives.of(program, released), range(len(program.steps))
     peak = lives.peak(given)
     buffers = buffers_of(program)
     problem = _Problem(
@@ -193,8 +195,8 @@ class _Memory:
     """What is held after the steps that have run."""
 
     def __init__(self, lives: Lives) -> None:
-        self._lives, self._left, self._born = lives, lives.counts(), set[str]()
-        self.held = 0
+        self._lives, self._left, self._born = lives, lives.counts(), set(lives.given)
+        self.held = lives.given_bytes
 
     def adds(self, position: int) -> int:
         """What the step needs beside what is held."""
@@ -287,7 +289,7 @@ def _run(program: Program, ctx: PassContext) -> Program:
     if share is None or ctx.fuel.left < 1:
         return program
     link = (ctx.options.link_latency, ctx.options.link_bandwidth)
-    found = overlap_collectives(program, share, ctx.decisions, link)
+    found = overlap_collectives(program, share, ctx.decisions, link, ctx.released)
     if found is not program:
         ctx.fuel.take()
     return found
