@@ -5,23 +5,30 @@ python -m tools.bench.decode_calls --layers 6
 
 Each way has a cache of its own and gets the same words; turns are interleaved token by token. "eager's graph" is Dynamo
 alone: the graph of `backend="eager"`, whose first call is Dynamo's part of the others'. The second of ours finds the
-first in the cache (set AOTKIT_CACHE_DIR to an empty folder for a first one that is cold).
-Processor time of one thread.
+first in the cache (set AOTKIT_CACHE_DIR to an empty folder for a first one that is cold). "saved, kernels left out" is
+the saved step whose native code returns at once: checks, wrapper and launch plan, which is all that lies between two
+tokens. A second table has its parts. Processor time of one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import aotkit
+from aotkit.saved import SavedFunction
+from aotkit_inductor_lower.launch_plan import CompiledProgram
+from aotkit_inductor_lower.launch_plan.loaded import Loaded
+from aotkit_inductor_lower.targets.cpu import load as cpu_load
 from tools.bench.__main__ import machine
 
 __all__ = ["main"]
@@ -29,6 +36,7 @@ __all__ = ["main"]
 LENGTH = 512  # of the cache
 PROMPT = 8
 WORDS = 1000
+EMPTY = "saved, kernels left out"
 
 Step = Callable[..., torch.Tensor]
 
@@ -78,30 +86,79 @@ def _compiled(backend: str, **options: Any) -> Step:
     return made
 
 
-def saved_way(model: Any) -> tuple[Step, float]:
-    """The step, saved and loaded, and the seconds that loading took."""
+def saved_ways(model: Any) -> tuple[SavedFunction, float, SavedFunction]:
+    """The step, saved and loaded, the seconds that loading took, and the step loaded without what its kernels do."""
     arguments = model, filled_cache(model), torch.tensor([[1]]), torch.tensor([PROMPT])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.aotkit"
         aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(step, arguments), path)
         start = time.process_time()
         loaded = aotkit.saved.load_compiled_function(path)
-        return loaded, time.process_time() - start
+        seconds = time.process_time() - start
+        with kernels_left_out():
+            return loaded, seconds, aotkit.saved.load_compiled_function(path)
+
+
+@contextlib.contextmanager
+def kernels_left_out() -> Iterator[None]:
+    """Context in which native code is loaded as functions that do nothing."""
+    real = cpu_load.load
+
+    def load(program: CompiledProgram) -> Loaded:
+        loaded = real(program)
+        return dataclasses.replace(loaded, segments=dict.fromkeys(loaded.segments, lambda frame, threads: 0))
+
+    cpu_load.load = load
+    try:
+        yield
+    finally:
+        cpu_load.load = real
 
 
 @torch.no_grad()
 def measure(layers: int, tokens: int) -> Mapping[str, tuple[float, float]]:
     """(seconds of the first call, seconds of a token) of each way."""
     model, ways = make_model(layers), compiled_ways()
-    caches = {name: filled_cache(model) for name in (*ways, "saved")}
+    caches = {name: filled_cache(model) for name in (*ways, "saved", EMPTY)}
     first = {name: timed(call, model, caches[name], 0) for name, call in ways.items()}
-    ways["saved"], loading = saved_way(model)
+    ways["saved"], loading, ways[EMPTY] = saved_ways(model)
     first["saved"] = loading + timed(ways["saved"], model, caches["saved"], 0)
+    first[EMPTY] = loading + timed(ways[EMPTY], model, caches[EMPTY], 0)
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1, tokens + 1):
         for name, call in ways.items():
             taken[name].append(timed(call, model, caches[name], turn))
     return {name: (first[name], statistics.median(seconds)) for name, seconds in taken.items()}
+
+
+@torch.no_grad()
+def parts(layers: int) -> Iterator[tuple[str, float]]:
+    """(part, seconds) of what lies between two tokens of the saved step."""
+    model = make_model(layers)
+    cache = filled_cache(model)
+    _, _, call = saved_ways(model)
+    arguments = model, cache, torch.tensor([[1]]), torch.tensor([PROMPT])
+    inputs: list[Any] = []
+    graph, names = call.graph, call._function.__globals__  # type: ignore[attr-defined]
+    results = call(*arguments)
+    own = names[call._graph_name]
+    names[call._graph_name] = lambda *given: (inputs.__setitem__(slice(None), given), [results])[1]
+    call(*arguments)
+    yield "facts about model, cache and modes", _median(lambda: call.check(*arguments))
+    yield "Dynamo's bytecode, which collects the inputs", _median(lambda: call._function(*arguments))
+    names[call._graph_name] = own
+    yield f"types and sizes of {len(inputs)} inputs", _median(lambda: call._check_inputs(inputs))
+    yield "addresses, versions and launch plan", _median(lambda: graph(*inputs))
+    yield "the whole call", _median(lambda: call(*arguments))
+
+
+def _median(call: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(300):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
 
 def timed(call: Step, model: Any, cache: Any, turn: int) -> float:
@@ -126,6 +183,10 @@ def main() -> int:
     least = found["no guards"][1]
     for name, (first, token) in found.items():
         print(f"| {name} | {first:.2f} | {token * 1e6:.0f} | {(token - least) * 1e6:+.0f} |")
+    print("\n| between two tokens of the saved step | us |")
+    print("|---|---:|")
+    for part, seconds in parts(chosen.layers):
+        print(f"| {part} | {seconds * 1e6:.0f} |")
     return 0
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import interpret_program
+from aotkit_inductor_lower import compile_graph, interpret_program
 from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.launch_plan import (
@@ -164,6 +165,67 @@ def test_concurrent_calls_have_their_own_memory() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+class Placed(list):  # type: ignore[type-arg]
+    """Arguments that tell where they lie, as those that the wrappers hand over."""
+
+    def __init__(self, values: list[torch.Tensor]) -> None:
+        super().__init__(values)
+        self.addresses = tuple(value.data_ptr() for value in values)
+
+
+def many(seed: int, count: int = 40) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(7, generator=generator) for _ in range(count)]
+
+
+def summed(*values: torch.Tensor) -> torch.Tensor:
+    total = values[0] * 2
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def test_many_inputs_are_read_where_they_lie_now() -> None:
+    """A frame keeps where inputs lay, and is given back and taken by calls with others."""
+    values = many(0)
+    own = compile_graph(make_fx(summed)(*values))
+    for turn in range(60):
+        for k in range(turn % 5):
+            values[(turn * 7 + k) % 40] = many(turn)[k]
+        given = Placed(values) if turn % 3 else list(values)
+        (result,) = own(given)
+        assert torch.equal(result, summed(*values)) and not given
+    assert "frame.inputs" in own._bound.source
+
+
+def test_threads_with_many_inputs_of_their_own_get_their_own_results() -> None:
+    own = compile_graph(make_fx(summed)(*many(0)))
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for turn in range(50):
+            values = many(seed * 1000 + turn % 3)
+            (result,) = own(Placed(values) if turn % 2 else list(values))
+            if not torch.equal(result, summed(*values)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("sizes", [(0,), (3,)])
+def test_inputs_without_elements_have_no_address_to_remember(sizes: tuple[int, ...]) -> None:
+    values = [*many(1), torch.zeros(sizes)]
+    own = compile_graph(make_fx(lambda *given: (summed(*given[:-1]), given[-1] + 1))(*values))
+    assert ("frame.inputs" in own._bound.source) is (sizes == (3,))
+    total, more = own(list(values))
+    assert torch.equal(total, summed(*values[:-1])) and torch.equal(more, values[-1] + 1)
 
 
 def test_plans_and_compiled_programs_round_trip_as_json() -> None:

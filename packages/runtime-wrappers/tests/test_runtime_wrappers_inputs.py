@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -272,8 +275,51 @@ def test_tensors_that_lie_where_they_lay_are_not_compared_again(monkeypatch: pyt
             check((b,), (c,), True, "in0", "in1")
     check((a,), (b,), True, "in0", "in1")
     assert len(compared) == 3
-    check((a,), (torch.zeros(4),), True, "in0", "in1")
+    check((torch.zeros(4),), (b,), True, "in0", "in1")
     assert len(compared) == 4
+
+
+def written_beside(seed: int) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """Memory, pieces of it that are written and that are not; none have an element in common."""
+    memory, random = torch.zeros(400), Random(seed)
+    cuts = sorted(random.sample(range(400), 24))
+    pieces = [memory[low:high] for low, high in itertools.pairwise(cuts)]
+    random.shuffle(pieces)
+    return memory, pieces[:8], pieces[8:]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_few_that_moved_are_refused_where_all_compared_would_be(seed: int, known: bool) -> None:
+    """Of tensors that are not written to some lie elsewhere in the next call: on free memory or on what is written."""
+    memory, mutated, others = written_beside(seed)
+    check, random = AliasCheck(), Random(seed + 100)
+    names = [" ".join(f"in{k}" for k in range(*ends)) for ends in ((0, 8), (8, 8 + len(others)))]
+
+    def outcome(asked: Callable[..., object], *more: object) -> str | None:
+        try:
+            asked(mutated, others, True, *names, *more)
+        except AliasingChangedError as error:
+            return str(error)
+        return None
+
+    refused = 0
+    for turn in range(60):
+        if turn:
+            for k in random.sample(range(len(others)), random.choice((1, 2, 12))):
+                start = random.randrange(400 - len(others[k]))
+                elsewhere = torch.zeros(others[k].shape) if random.random() < 0.5 else memory[start:]
+                others[k] = elsewhere[: len(others[k])]
+            if random.random() < 0.1:
+                mutated[0] = torch.zeros(mutated[0].shape)
+        expected = outcome(refuse_new_aliases)
+        addresses = tuple(value.data_ptr() for value in (*mutated, *others))
+        assert outcome(check, *((addresses,) if known else ())) == expected
+        refused += expected is not None
+        if expected is not None:
+            _, mutated, others = written_beside(seed)
+            memory = mutated[0]._base
+    assert 0 < refused < 60
 
 
 def test_tensors_without_memory_are_compared_in_every_call() -> None:

@@ -31,6 +31,7 @@ from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
 from .operations import FUNCTIONS
+from .overlap import placed
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
     keep_values,
@@ -60,6 +61,7 @@ _RUNTIME: dict[str, Any] = {
     "_keep_values": keep_values,
     "_own_memory": own_memory,
     "_own_outputs": own_outputs,
+    "_placed": placed,
     "_profiler": profiler,
     "_record_range": record_range,
     "_refuse_transform": refuse_transform,

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 
 from .operations import Operation, Value
+from .operations.checks import CheckAliases
 from .plan import Return, WrapperPlan
 from .source import Source
 
@@ -51,7 +52,13 @@ def _emit_prologue(plan: WrapperPlan, out: Source, indent: int) -> str:
     out.add("_refuse_transform()", indent + 1)
     for name in _arguments_needed(plan):
         out.add(f"{name} = args[{name[2:]}]", indent)
+    placed = _looks_at_all_addresses(plan)
+    if placed:
+        out.add("given, args = args, _placed(args)", indent)
+        out.addresses = "args.addresses"
     _emit_operations(plan.prologue, out, indent)
+    if placed:  # nothing refuses the call any more
+        out.add("given.clear()", indent)
     return _emit_box(plan, out, indent)
 
 
@@ -70,6 +77,12 @@ def _arguments_needed(plan: WrapperPlan) -> list[Value]:
     if not _is_one_to_one(plan):
         needed |= set(plan.call.graph_inputs)
     return sorted((n for n in needed if n.startswith("in")), key=lambda n: int(n[2:]))
+
+
+def _looks_at_all_addresses(plan: WrapperPlan) -> bool:
+    """Whether the addresses of all arguments are compared, which compiled code then need not ask for again."""
+    checks = [operation for operation in plan.prologue if isinstance(operation, CheckAliases) and operation.fixed]
+    return len(checks) == 1 and _is_one_to_one(plan) and set(checks[0].reads) == set(plan.call.graph_inputs)
 
 
 def _is_one_to_one(plan: WrapperPlan) -> bool:

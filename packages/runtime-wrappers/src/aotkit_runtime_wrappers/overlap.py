@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +13,11 @@ from torch import Tensor
 
 from .errors import AliasingChangedError
 
-__all__ = ["AliasCheck", "byte_range", "refuse_new_aliases", "refuse_place", "storage_id", "tensors_overlap"]
+__all__ = ["AliasCheck", "PlacedArguments", "byte_range", "placed", "refuse_new_aliases", "refuse_place", "storage_id"]
+__all__ += ["tensors_overlap"]
 
 _REAL = (Tensor, torch.nn.Parameter)
+_FEW = 8
 _EXACT_LIMIT = 1 << 22  # elements that the exact comparison of interleaved tensors may enumerate
 
 
@@ -85,31 +90,97 @@ def refuse_new_aliases(
     _compare_in_detail(mutated, others, among, mutated_names.split(), other_names.split())
 
 
+class PlacedArguments(list[Any]):
+    """A boxed list of tensors that tells the addresses of all of them, so that compiled code need not ask once more."""
+
+    __slots__ = ("addresses",)
+
+    addresses: tuple[int, ...] | None
+
+
+def placed(args: Sequence[Any]) -> PlacedArguments:
+    """A list of the same arguments with their addresses. Fake tensors have none."""
+    result = PlacedArguments(args)
+    result.addresses = tuple(map(Tensor.data_ptr, args)) if type(args[0]) in _REAL else None
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """What passed: ``known`` addresses in the order of the arguments, ``addresses`` of what is written and then of the
+    others, and the memory that is written, as first bytes in order and the furthest end up to each."""
+
+    known: tuple[int, ...] | None
+    addresses: tuple[int, ...]
+    lows: Sequence[int]
+    tops: Sequence[int]
+
+
 class AliasCheck:
     """:func:`refuse_new_aliases` for tensors whose sizes and strides are the same in all calls: where all of them lie
     where they lay in the last call that passed, they share no more memory than they did.
 
     A step of a language model has hundreds of weights and caches, and comparing addresses takes a tenth of the time of
-    comparing storages. Safe under threads: what is kept is replaced as a whole.
+    comparing storages. Where a few that are not written to lie elsewhere (the next word), these few are looked at. Safe
+    under threads: what is kept is replaced as a whole.
     """
 
     __slots__ = ("_passed",)
 
     def __init__(self) -> None:
-        self._passed: tuple[int, ...] = ()
+        self._passed = _Passed(None, (), (), ())
 
     def __call__(
-        self, mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: str, other_names: str
+        self,
+        mutated: Sequence[Tensor],
+        others: Sequence[Tensor],
+        among: bool,
+        mutated_names: str,
+        other_names: str,
+        known: tuple[int, ...] | None = None,
     ) -> None:
-        """Raises what :func:`refuse_new_aliases` raises."""
+        """Raises what :func:`refuse_new_aliases` raises. ``known``: the addresses of all arguments, if the two kinds of
+        tensors are all of them, with the names ``in0``, ``in1``, .."""
         if type(mutated[0]) not in _REAL:  # fake ones, in a call of torch's own tracers
             refuse_new_aliases(mutated, others, among, mutated_names, other_names)
             return
-        addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
-        if addresses != self._passed:
-            refuse_new_aliases(mutated, others, among, mutated_names, other_names)
-            if 0 not in addresses:  # of tensors without elements, or without memory
-                self._passed = addresses
+        passed = self._passed
+        if known is None:
+            addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
+        elif known == passed.known:
+            return
+        else:
+            addresses = tuple(known[int(name[2:])] for name in (*mutated_names.split(), *other_names.split()))
+        if addresses == passed.addresses or _lie_apart(passed, addresses, others):
+            self._passed = _Passed(known, addresses, passed.lows, passed.tops)
+            return
+        refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+        if 0 not in addresses:  # of tensors without elements, or without memory
+            ranges = sorted(zip(*_memory(mutated), strict=True))
+            tops = list(itertools.accumulate((top for _, top in ranges), max))
+            self._passed = _Passed(known, addresses, [low for low, _ in ranges], tops)
+
+
+def _lie_apart(passed: _Passed, addresses: tuple[int, ...], others: Sequence[Tensor]) -> bool:
+    """Whether only a few tensors that are not written to have moved, to where nothing is written."""
+    count = len(addresses) - len(others)
+    if len(passed.addresses) != len(addresses) or addresses[:count] != passed.addresses[:count]:
+        return False
+    moved = [k for k, (now, then) in enumerate(zip(addresses, passed.addresses, strict=True)) if now != then]
+    if len(moved) > _FEW or any(addresses[k] == 0 for k in moved):
+        return False
+    for low, top in zip(*_memory([others[k - count] for k in moved]), strict=True):
+        before = bisect.bisect_left(passed.lows, top)  # so many begin before it ends
+        if before and passed.tops[before - 1] > low:
+            return False
+    return True
+
+
+def _memory(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Addresses of the first byte of each tensor, and of the one past its last."""
+    lows = [tensor.data_ptr() for tensor in tensors]
+    lengths = [top - low for low, top in map(byte_range, tensors)]
+    return lows, [low + length for low, length in zip(lows, lengths, strict=True)]
 
 
 def _compare_in_detail(

@@ -14,11 +14,13 @@ __all__ = ["Source", "offset_text", "tuple_text"]
 
 @dataclass
 class Source:
-    """Lines of Python being written, constants they refer to, and lists of version counters by the names in them."""
+    """Lines of Python being written, constants they refer to, and lists of version counters by the names in them.
+    ``addresses``: an expression of the addresses of all arguments, where they are known."""
 
     lines: list[str] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    addresses: str = ""
 
     def add(self, text: str, indent: int = 1) -> None:
         """Append one line."""

@@ -22,6 +22,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import GuardError
+from .quick_checks import Written, write_out
 from .values import importable_name, value_to_json
 
 __all__ = ["CheckTree", "Path", "code_digest", "identity_row", "named_row", "path_text", "resolve", "tree_of_rows"]
@@ -30,6 +31,7 @@ Path = Sequence[Sequence[Any]]
 """Steps: ``["local", name]`` first, then ``["attr", name]``, ``["item", key]``, ``["type", None]`` to the class."""
 
 _ABSENT = object()
+_MOST_WRITTEN = 8
 #: Where builtin functions of torch and Python are found that don't know their module.
 _HOMES = (
     "torch",
@@ -83,10 +85,22 @@ def path_text(path: Path) -> str:
 class CheckTree:
     """Rows in the form of a tree, so that the way to a value is gone once for all that is known about it."""
 
-    __slots__ = ("_nodes", "_pairs")
+    __slots__ = ("_nodes", "_pairs", "_quick", "_written")
 
     def __init__(self, nodes: Any, pairs: Sequence[tuple[Path, Path]]) -> None:
         self._nodes, self._pairs = nodes, pairs
+        self._quick: Written | None = None
+        self._written = 0
+
+    def check_often(self, scope: Mapping[str, Any]) -> None:
+        """:meth:`check` for a tree that is asked in every call; see Note [Quick checks]. Safe under threads."""
+        if self._quick is not None and self._quick(scope):
+            self._check_pairs(scope)
+            return
+        self.check(scope)
+        if self._written < _MOST_WRITTEN:  # callers who alternate between two kinds of objects do without
+            self._written += 1
+            self._quick = write_out(self._nodes, scope, _step, _HOLDS)
 
     def check(self, scope: Mapping[str, Any]) -> None:
         """Raise :class:`GuardError` for the first fact that does not hold."""
@@ -94,6 +108,9 @@ class CheckTree:
             if name not in scope:
                 raise GuardError(f"the argument {name} is missing")
             _check(node, scope[name], (("local", name),))
+        self._check_pairs(scope)
+
+    def _check_pairs(self, scope: Mapping[str, Any]) -> None:
         for one, other in self._pairs:
             if resolve(one, scope) is not resolve(other, scope):
                 raise GuardError(

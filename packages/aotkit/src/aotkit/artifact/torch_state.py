@@ -71,12 +71,15 @@ def torch_state() -> dict[str, Any]:
 
 def state_of_call() -> dict[str, Any]:
     """The state of torch that decides what a call means, as plain data."""
-    devices, caches, nesting = autocast_state()
-    active = any(enabled for _, enabled, _ in devices)
+    autocast: list[Any] = []
+    if torch._C._is_any_autocast_enabled():
+        devices, caches, nesting = autocast_state()
+        active = [list(entry) for entry in devices if entry[1]]
+        autocast = [active, caches, nesting] if active else []
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "autocast": [[list(entry) for entry in devices if entry[1]], caches, nesting] if active else [],
+        "autocast": autocast,
         "dtype": str(torch.get_default_dtype()),
         "device": str(torch.get_default_device()),
         "deterministic": [

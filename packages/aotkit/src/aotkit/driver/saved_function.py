@@ -29,7 +29,7 @@ from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
 from ..artifact.graph_inputs import InputCheck
-from ..artifact.saved_checks import CheckTree, tree_of_rows
+from ..artifact.saved_checks import tree_of_rows
 from ..artifact.torch_state import state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
 from ..errors import PackageError
@@ -151,7 +151,9 @@ class SavedFunction:
         self._function = types.FunctionType(code, names, self.name, defaults, cells)
         self._function.__kwdefaults__ = value_from_json(described["keyword_defaults"])
         self._signature = inspect.signature(self._function)
+        self._positional = _all_positional(self._signature)
         self._state = described["state"]
+        self._state_passed: dict[str, Any] = {}
         rows = described["checks"]
         self._all = tree_of_rows(rows)
         self._every_call = tree_of_rows([row for row in rows if _is_for_every_call(row)])
@@ -168,17 +170,23 @@ class SavedFunction:
         See Note [Checks of a saved function]; sizes are looked at in the call itself, before anything is computed.
         """
         arguments = self.arguments(*args, **kwargs)
-        here = value_to_json(state_of_call())
-        if here != self._state:
-            tell_state(here, self._state)
+        state = state_of_call()
+        if state != self._state_passed:
+            here = value_to_json(state)
+            if here != self._state:
+                tell_state(here, self._state)
+            self._state_passed = state
         modules = [value for value in arguments.values() if isinstance(value, nn.Module)]
-        seen = bool(modules) and all(module in self._checked for module in modules)
-        tree: CheckTree = self._every_call if seen else self._all
-        tree.check(arguments)
-        self._checked.update(modules)
+        if modules and all(module in self._checked for module in modules):
+            self._every_call.check_often(arguments)
+        else:
+            self._all.check(arguments)
+            self._checked.update(modules)
 
     def arguments(self, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         """The arguments of a call by name, with defaults."""
+        if not kwargs and len(args) == len(self._positional):
+            return dict(zip(self._positional, args, strict=True))
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
@@ -204,6 +212,13 @@ class SavedFunction:
 
     def __repr__(self) -> str:
         return f"<saved function {self.name}, compiled for {self.graph.artifact.kind}>"
+
+
+def _all_positional(signature: inspect.Signature) -> tuple[str, ...]:
+    """The names of parameters that may all be passed by position and are one argument each; else nothing."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    plain = all(parameter.kind in kinds for parameter in signature.parameters.values())
+    return tuple(signature.parameters) if plain else ()
 
 
 def _is_for_every_call(row: Any) -> bool:

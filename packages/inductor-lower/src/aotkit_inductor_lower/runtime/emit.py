@@ -28,6 +28,8 @@ from .frame import arena_views, torch_dtype
 
 __all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
 
+MANY_INPUTS = 32  # from here on a plan remembers where its inputs lie
+
 
 def emit_source(
     loaded: Loaded, own_frames: bool = True, redzones: bool = False, copied: Sequence[str] = ()
@@ -66,6 +68,7 @@ class PlanEmitter:
         self.tensor_names = {b.name: f"b_{_safe(b.name)}" for b in plan.buffers}
         self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.storage == "constant"})
         self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
+        self.remembers = self._remembers_inputs()
 
     def emit(self) -> tuple[str, dict[str, Any]]:
         self._prologue()
@@ -84,7 +87,11 @@ class PlanEmitter:
 
     def _prologue(self) -> None:
         names = self._input_names()
-        if names:
+        if self.remembers:
+            self.lines += ['addresses = getattr(args, "addresses", None)', "given = args[:]"]
+            self.lines.append("if addresses is None: addresses = tuple(map(data_ptr, given))")
+            self.lines += [f"{', '.join(names)} = given", "del given"]
+        elif names:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         self.lines.append("args.clear()")
         for symbol, position, kind, dim in self.plan.symbol_sources:
@@ -112,7 +119,10 @@ class PlanEmitter:
         if self.redzones:
             self.lines.append("frame.guard.begin()")
         self.lines += self.context
-        if self.alignment.nbytes > 1:
+        if self.remembers:
+            self.tables["places"] = tuple(self.slot[name] for name in self.plan.inputs)
+            self.lines.append("if addresses != frame.inputs: frame.write_inputs(places, addresses)")
+        elif self.alignment.nbytes > 1:
             self._write_aligned_inputs()
         else:
             self._write_inputs()
@@ -120,6 +130,15 @@ class PlanEmitter:
     def _input_names(self) -> list[str]:
         tensors = self.tensor_names
         return [f"s_{_safe(name[1:])}" if name.startswith("$") else tensors[name] for name in self.plan.inputs]
+
+    def _remembers_inputs(self) -> bool:
+        """Whether a frame keeps the addresses of the last call and only those are written that differ: with hundreds of
+        weights that stay where they are. Whoever calls may know the addresses, and tell them by an attribute
+        ``addresses`` of the list of arguments."""
+        inputs = self.plan.inputs
+        if len(inputs) < MANY_INPUTS or self.alignment.nbytes > 1 or not self.uses_frame:
+            return False
+        return all(name in self.slot and not name.startswith("$") and not self._may_be_empty(name) for name in inputs)
 
     def _write_aligned_inputs(self) -> None:
         """Addresses of inputs; the call is made again with copies of those that do not begin where kernels take it."""

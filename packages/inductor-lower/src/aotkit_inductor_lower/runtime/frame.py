@@ -29,9 +29,10 @@ class _Entries(Protocol):
 
 class Frame:
     """One invocation's frame, with the arena in ``memory`` from byte ``start`` on. ``tensors``: arena buffers and views
-    of them, where ATen ops need them. ``guard``: what watches the memory, with redzones."""
+    of them, where ATen ops need them. ``guard``: what watches the memory, with redzones. ``inputs``: the addresses of
+    all inputs that were written last by :meth:`write_inputs`."""
 
-    __slots__ = ("address", "guard", "memory", "slots", "tensors")
+    __slots__ = ("address", "guard", "inputs", "memory", "slots", "tensors")
 
     def __init__(self, pool: FramePool, sizes: Sequence[int], memory: torch.Tensor, start: int) -> None:
         plan, buffers, env = pool.plan, pool.buffers, pool.env(sizes)
@@ -39,6 +40,7 @@ class Frame:
         self.slots: _Entries = entries
         self.address = ctypes.addressof(entries)
         self.memory = memory
+        self.inputs: tuple[int, ...] = ()
         offsets, _ = pool.layout(sizes)
         computed = pool.entries(env)
         for position, slot in enumerate(plan.slots):
@@ -55,6 +57,14 @@ class Frame:
             places = {a.buffer: (origin + offsets[a.buffer], _extent(buffers[a.buffer], env)) for a in plan.arena}
             self.guard = ArenaGuard(plan, places)
         self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
+
+    def write_inputs(self, places: Sequence[int], addresses: tuple[int, ...]) -> None:
+        """Write the addresses of inputs that are not where they were in the last call; ``places``: their slots."""
+        before = self.inputs or (None,) * len(addresses)
+        for place, address, held in zip(places, addresses, before, strict=True):
+            if address != held:
+                self.slots[place] = address
+        self.inputs = addresses
 
 
 def _tensor(buffer: PlannedBuffer, memory: torch.Tensor, offset: int, env: Mapping[Symbol, int]) -> torch.Tensor:

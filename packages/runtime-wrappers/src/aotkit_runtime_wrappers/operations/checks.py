@@ -95,7 +95,8 @@ class CheckAliases(Operation):
         """One call."""
         names = f'{self.among}, "{" ".join(self.mutated)}", "{" ".join(self.others)}"'
         check = source.own("_refuse_new_aliases", AliasCheck()) if self.fixed else "_refuse_new_aliases"
-        source.add(f"{check}({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names})", indent)
+        known = f", {source.addresses}" if self.fixed and source.addresses else ""
+        source.add(f"{check}({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names}{known})", indent)
 
     def run(self, values: Values) -> None:
         """Look."""
