@@ -4,9 +4,11 @@ python -m tools.bench.decode                        a Llama of 104 M parameters,
 python -m tools.bench.decode --large                24 layers and 128 000 words: the weights fit no cache
 python -m tools.bench.decode --huge-pages           weights, and the tensor that is summed, in huge pages
 python -m tools.bench.decode --formats int8 --inductor
+python -m tools.bench.decode --openvino             OpenVINO's time as well, where it is installed
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
 python -m tools.bench.decode --prefill              512 tokens at once, and the perplexity of a random text
+python -m tools.bench.decode --resident             memory of a process that has written 24 tokens, against its weights
 python -m tools.bench.decode --threads 2            wall time of two threads (else processor time of one)
 
 Every way has a cache of fixed length and gets the same tokens; turns are interleaved token by token. "of the memory" is
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +38,8 @@ from aotkit_inductor_lower import LowerOptions, compile_graph
 from aotkit_inductor_lower.memory.huge_pages import move_to_huge_pages
 from tools.bench.__main__ import machine
 from tools.bench.chains import keep_freed_memory, median_ratio
+from tools.bench.decode_rivals import OpenVinoStep, is_installed
+from tools.bench.memory import resident_mb
 
 __all__ = ["FORMATS", "Int4Linear", "Int8DynamicLinear", "Int8Linear", "main", "make_model", "quantize"]
 
@@ -87,6 +92,14 @@ class Int4Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales)
         return product.reshape(*x.shape[:-1], -1)
+
+    def numbers_and_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weight as numbers from -8 to 7 [columns, groups, numbers of a group], and the scales [.., 1]."""
+        groups, columns = self.scales.shape[:2]
+        ones = torch.stack([torch.ones(groups, columns), torch.zeros(groups, columns)], -1).bfloat16()
+        rows = torch.eye(groups * GROUP, dtype=torch.bfloat16)
+        numbers = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, ones).t()
+        return numbers.to(torch.int8).view(columns, groups, GROUP), self.scales[..., 0].t()[..., None]
 
 
 class Int8DynamicLinear(Int8Linear):
@@ -188,6 +201,8 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
     calls: dict[str, Any] = {"eager": model, "aotkit": _compiled(model)}
     if chosen.inductor:
         calls["inductor"] = torch.compile(model)
+    if chosen.openvino:
+        calls["OpenVINO"] = model  # until there is a cache with the prompt in it
     ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
     memory, reading = torch.ones(READ // 4), []
     if chosen.huge_pages:
@@ -195,6 +210,8 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
         huge_pages.move_weights(model)
     for way in ways.values():
         way.prefill()
+        if way.call is model and way is not ways["eager"]:
+            way.call = OpenVinoStep(model, way.cache, chosen.threads, dynamic=form == "int8 dynamic")
         for _ in range(2):
             way.token()  # compiles
         way.seconds.clear()
@@ -228,6 +245,42 @@ def prefill(chosen: argparse.Namespace, clock: Clock) -> None:
         eager, own = (statistics.median(taken) * 1e3 for taken in times)
         apart = perplexities[1] / perplexities[0] - 1
         print(f"| {form} | {eager:.0f} | {own:.0f} | {median_ratio(*times):.2f} | {apart:+.1e} |", flush=True)
+
+
+@torch.no_grad()
+def resident(chosen: argparse.Namespace, clock: Clock) -> None:
+    """A table of the memory that a model takes beside its weights, in a process that has compiled another one."""
+    print("| weights | MiB of them | MiB with the model | after tokens in eager mode | after ours | ours, of weights |")
+    print("|---|---:|---:|---:|---:|---:|")
+    sizes = (24, 128000) if chosen.large else (6, 16000)
+    for form in chosen.formats:
+        before = _resident_in(form, (1, 1000), chosen.tokens, clock)
+        marks = [mark - before[-1] for mark in _resident_in(form, sizes, chosen.tokens, clock)]
+        weights = _all_bytes(make_model(form, *sizes)) / 2**20
+        shown = " | ".join(f"{mark:.0f}" for mark in marks)
+        print(f"| {form} | {weights:.0f} | {shown} | {marks[-1] / weights:.2f} |", flush=True)
+
+
+def _all_bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _resident_in(form: str, sizes: tuple[int, int], tokens: int, clock: Clock) -> list[float]:
+    """MiB that are resident with the model, after tokens of eager mode, and after ours, cache included."""
+    torch._dynamo.reset()
+    gc.collect()
+    model = make_model(form, *sizes)
+    gc.collect()
+    marks = [resident_mb()]
+    for call in (model, _compiled(model)):
+        way = Decoder(model, call, clock)
+        way.prefill()
+        for _ in range(tokens):
+            way.token()
+        del way
+        gc.collect()
+        marks.append(resident_mb())
+    return marks
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:
@@ -332,15 +385,20 @@ def main() -> int:
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--prefill", action="store_true")
+    parser.add_argument("--openvino", action="store_true")
+    parser.add_argument("--resident", action="store_true")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
+    if chosen.openvino and not is_installed():
+        parser.error("OpenVINO is not installed")
     torch.set_num_threads(chosen.threads)
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
-    keep_freed_memory()
+    if not chosen.resident:
+        keep_freed_memory()
     print(f"{machine()}; threads: {chosen.threads}\n")
-    tables = {"products": products, "attention": attention, "prefill": prefill}
+    tables = {"products": products, "attention": attention, "prefill": prefill, "resident": resident}
     for name in (name for name in tables if getattr(chosen, name)):
         tables[name](chosen, clock)
         return 0

@@ -138,3 +138,28 @@ def test_a_full_cache_is_an_error_and_keeps_what_is_in_it() -> None:
             with pytest.raises(IndexError, match="index is out of range"):
                 token(16)
     assert all(torch.equal(memory, was) for memory, was in zip(whole, before, strict=True))
+
+
+@pytest.mark.parametrize("first", [12, 16, 40])
+def test_a_block_of_words_beyond_the_cache_writes_nothing_around_it(first: int) -> None:
+    """Some of the words have a place in it, or none; as in eager mode it is an error."""
+    model = make_model(num_hidden_layers=1)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    step = torch.compile(model, backend="aotkit", options={"fallback": "error"})
+
+    def block(start: int) -> None:
+        places = torch.arange(start, start + 8)
+        step(places[None], past_key_values=cache, cache_position=places, position_ids=places[None])
+
+    with torch.no_grad():
+        block(0)
+        layer = cache.layers[0]
+        around = [torch.full((3, 2, 16, 32), 7.0) for _ in range(2)]
+        for name, memory in zip(("keys", "values"), around, strict=True):
+            memory[1] = getattr(layer, name)[0]
+            setattr(layer, name, memory[1:2])
+        layer.cumulative_length.fill_(first)
+        for _ in range(2):
+            with pytest.raises(IndexError, match="out of range"):
+                block(first)
+    assert all((memory[::2] == 7).all() for memory in around)
