@@ -160,6 +160,6 @@ def test_a_block_of_words_beyond_the_cache_writes_nothing_around_it(first: int) 
             setattr(layer, name, memory[1:2])
         layer.cumulative_length.fill_(first)
         for _ in range(2):
-            with pytest.raises(IndexError, match="out of (range|bounds)"):
+            with pytest.raises(IndexError, match=r"out of (range|bounds)"):
                 block(first)
     assert all((memory[::2] == 7).all() for memory in around)
