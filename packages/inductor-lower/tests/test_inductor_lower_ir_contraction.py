@@ -380,6 +380,8 @@ def test_every_pass_takes_a_program_with_a_contraction(seed: int) -> None:
     wanted = interpret_program(drawn, inputs)
     for each in LOOP_PASSES:
         after = run_passes((each,), drawn, PassContext.of(LowerOptions(verify=True), target=ZEN), LOOP_LEVEL)
+        if after == drawn:
+            continue  # the interpreter takes seconds for some programs
         for want, got in zip(wanted, interpret_program(after, inputs), strict=True):
             assert isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor)
             assert difference(want, got, exact=True) is None, each.name
