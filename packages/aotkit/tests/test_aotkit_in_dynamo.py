@@ -14,6 +14,7 @@ import torch
 from torch._guards import CompileContext, TracingContext
 
 import aotkit
+from aotkit.driver import process
 from aotkit.driver.process import collections_put_off
 
 
@@ -122,8 +123,9 @@ def _circle() -> list[object]:
 
 
 @pytest.fixture
-def collector() -> Iterator[None]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is collected by itself; afterwards all is frozen again as the tests' settings have it, or nothing is."""
+    monkeypatch.setattr(process, "_frozen_by_others", [])
     was, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     yield
@@ -148,4 +150,4 @@ def test_what_somebody_has_frozen_stays_frozen() -> None:
     frozen = gc.get_freeze_count()
     with collections_put_off():
         made = _circle()
-    assert gc.get_freeze_count() == frozen and made[0] is made
+    assert gc.get_freeze_count() == frozen and made[0] is made and process._frozen_by_others

@@ -18,6 +18,8 @@ __all__ = ["collections_put_off", "deep_recursion"]
 # What a load makes stays as long as the model does. Counted as new it brings the next walk over everything closer, in a
 # warm start of GPT-2 into the first backward; so it joins what is old at once, where the next such walk looks at it.
 
+_frozen_by_others: list[bool] = []  # once it is known of this process: to count such objects is to walk all of them
+
 
 @contextmanager
 def collections_put_off(*, keeps: bool = True) -> Iterator[None]:
@@ -28,11 +30,19 @@ def collections_put_off(*, keeps: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        if keeps and gc.get_freeze_count() == 0:  # objects that somebody has frozen would be thawed
-            gc.freeze()
-            gc.unfreeze()
+        if keeps and not _frozen_by_others:
+            _join_what_is_old()
         if enabled:
             gc.enable()
+
+
+def _join_what_is_old() -> None:
+    """What is young counts as old; not in a process in which somebody has frozen objects, which would be thawed."""
+    if gc.get_freeze_count():
+        _frozen_by_others.append(True)
+        return
+    gc.freeze()
+    gc.unfreeze()
 
 
 @contextmanager
