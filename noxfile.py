@@ -626,7 +626,7 @@ def install_with_torch(session: nox.Session, version: str, *more: str) -> None:
 
 
 @session_without_pip
-@nox.parametrize("torch,triton", CUDA_PAIRS)
+@nox.parametrize("torch,triton", CUDA_PAIRS, ids=[f"torch-{torch}" for torch, _ in CUDA_PAIRS])
 def cuda(session: nox.Session, torch: str, triton: str) -> None:
     """What is for CUDA, without a device: Triton's interpreter, compiled kernels, recordings on a simulated driver."""
     install_with_torch(session, torch, f"triton=={triton}")
