@@ -73,7 +73,7 @@ def _worker(layers: int, way: str, collect: bool) -> dict[str, float]:
     torch.set_num_threads(1)
     if collect:
         watching: Any = importlib.import_module("aotkit.driver.watched")
-        watching.collections_put_off = nullcontext
+        watching.collections_put_off = lambda **_: nullcontext()
     importlib.import_module("torch._dynamo")
     model, batch = make("llama", layers, 64), _batch(32)
     taken = first_step(lambda run: lambda: run(model)(**batch).loss.backward(), {"repeated_layers": way})

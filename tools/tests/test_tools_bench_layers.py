@@ -7,8 +7,9 @@ import pytest
 from tools.bench import layers
 
 
-def test_a_compile_tells_its_seconds_and_its_memory() -> None:
-    found = layers.stages(6, "once")
+@pytest.mark.parametrize("collect", [False, True])
+def test_a_compile_tells_its_seconds_and_its_memory(collect: bool) -> None:
+    found = layers.stages(6, "once", collect)
     assert 0 < found["own"] < found["first"] and found["resident"] > 100
 
 

@@ -13,6 +13,7 @@ import torch
 
 from aotkit import GuardError
 from aotkit.artifact import saved_checks
+from aotkit.artifact.graph_inputs import GraphInput, InputCheck, InputContract
 from aotkit.artifact.quick_checks import tensors_alike
 from aotkit.artifact.saved_checks import tree_of_rows
 from aotkit.artifact.values import value_to_json
@@ -139,7 +140,7 @@ def message(check: Callable[[Any], None], scope: Any) -> str | None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_written_out_refuses_what_the_walk_refuses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_checks, "_MOST_WRITTEN", 1 << 30)
+    monkeypatch.setattr(saved_checks, "MOST_WRITTEN", 1 << 30)
     random, refused, quick = Random(seed), 0, 0
     for _ in range(12):
         value = random_value(random, 3)
@@ -188,7 +189,7 @@ def test_callers_that_alternate_between_two_classes_do_without(monkeypatch: pyte
         value.__dict__["c"] = 1
     for turn in range(100):
         tree.check_often({"x": values[turn % 2]})
-    assert len(written) == saved_checks._MOST_WRITTEN
+    assert len(written) == saved_checks.MOST_WRITTEN
     values[0].__dict__["c"] = 2
     with pytest.raises(GuardError):
         tree.check_often({"x": values[0]})
@@ -223,3 +224,26 @@ def test_tensors_in_another_mode_than_before_are_not_told_alike() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not alike(*values)
     assert tensors_alike([torch.zeros(2), 3]) is None
+
+
+def test_what_the_contract_refuses_is_refused_after_a_call_that_passed() -> None:
+    """Also ``requires_grad`` where gradients are off, and strides of dimensions of one element."""
+    weight, cache = torch.randn(4, 3, requires_grad=True), torch.randn(1, 5)
+    check = InputCheck(
+        InputContract(
+            [
+                GraphInput("weight", "tensor", "torch.float32", (4, 3), (3, 1), "cpu", True),
+                GraphInput("cache", "tensor", "torch.float32", (1, 5), (5, 1), "cpu"),
+            ]
+        )
+    )
+    other = torch.empty_strided((1, 5), (1, 1))
+    with torch.no_grad():
+        for _ in range(3):
+            check([weight, cache])
+            with pytest.raises(GuardError, match="requires_grad"):
+                check([weight.detach(), cache])
+            with pytest.raises(GuardError, match="stride"):
+                check([weight, other])
+            with pytest.raises(GuardError, match="requires_grad"):
+                check([weight, cache.clone().requires_grad_()])

@@ -42,8 +42,8 @@ class Capabilities:
     threads meet in no order, so stores that combine must be among the ``atomics``. ``sorts_rows``: kernels sort.
     ``wide_statistics``: batch norms sum as wide as eager's kernels on the CPU. ``careful_variance``: so do variances
     and the other norms. ``channels_last``: convolutions are faster with the channels of an image together.
-    ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``one_pass_rows``: rows that are not held
-    are read once for a sum and the squares around its mean, or a maximum and the sum below it.
+    ``one_pass_rows``: rows that are not held are read once for a sum and the squares around its mean, or a maximum and
+    the sum below it.
     ``narrow_convolutions``: the processor multiplies bfloat16, so that the layouts around ATen's convolutions of it
     count. ``row_bytes``: ATen's products of bfloat16 and float16 are fast if rows begin at multiples of so many bytes;
     0: anywhere. ``apart_biases``: ATen adds the bias of a convolution in a kernel of its own. ``shares_launches``: a
@@ -61,7 +61,6 @@ class Capabilities:
     wide_statistics: bool
     careful_variance: bool
     channels_last: bool
-    accumulates_rows: bool
     one_pass_rows: bool
     narrow_convolutions: bool = False
     row_bytes: int = 0
@@ -197,7 +196,6 @@ HOST = Capabilities(
     wide_statistics=True,
     careful_variance=True,
     channels_last=True,
-    accumulates_rows=True,
     one_pass_rows=False,
 )
 

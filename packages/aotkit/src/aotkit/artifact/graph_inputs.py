@@ -14,11 +14,10 @@ import torch
 
 from ..errors import GuardError
 from .guards import evaluate
-from .quick_checks import tensors_alike
+from .quick_checks import MOST_WRITTEN, tensors_alike
 
 __all__ = ["PLAIN", "GraphInput", "InputCheck", "InputContract"]
 
-_MOST_WRITTEN = 8
 PLAIN: dict[type, str] = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}
 
 
@@ -121,14 +120,13 @@ class InputCheck:
         self._written = 0
 
     def __call__(self, values: Sequence[Any]) -> None:
-        """Raise :class:`GuardError` as :meth:`InputContract.check` does, but for strides of dimensions of one element
-        and, where gradients are off, for ``requires_grad``."""
+        """Raise :class:`GuardError` as :meth:`InputContract.check` does."""
         alike = self._alike
         if alike is not None and len(values) == len(self._expected) and alike(*values):
             return
         if not (self._expected and self._holds(values)):
             self.contract.check(values)
-        elif self._written < _MOST_WRITTEN:  # callers who alternate between two classes or modes do without
+        elif self._written < MOST_WRITTEN:
             self._written += 1
             self._alike = tensors_alike(values)
 

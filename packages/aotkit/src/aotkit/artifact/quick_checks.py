@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["Written", "tensors_alike", "write_out"]
+__all__ = ["MOST_WRITTEN", "Written", "tensors_alike", "write_out"]
+
+MOST_WRITTEN = 8  # so often a check is written anew: callers who alternate between two kinds of arguments do without
 
 Step = Callable[[Any, str, Any], Any]
 Holds = Mapping[str, Callable[[Any, Any], bool]]
@@ -125,9 +127,9 @@ def _is_plainly_read(value: Any, key: str) -> bool:
 
 
 def tensors_alike(values: Any) -> Callable[..., bool] | None:
-    """A function that says in one native pass whether tensors have the classes, types, devices, sizes, strides (but of
-    dimensions of one element), and, where gradients are on, flags ``requires_grad`` of ``values``, and no two of them
-    are one. ``None`` where torch has no such function, or not for these.
+    """A function that says in one native pass whether tensors have the classes, types, devices, sizes, strides and
+    ``requires_grad`` of ``values``, and no two of them are one. ``None`` where torch has no such function, or not for
+    these.
 
     It is torch's own check behind the guards of ``torch.compile``. It compares in the modes that are active now (grad,
     inference, autocast): in others it says no.

@@ -22,7 +22,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import GuardError
-from .quick_checks import Written, write_out
+from .quick_checks import MOST_WRITTEN, Written, write_out
 from .values import importable_name, value_to_json
 
 __all__ = ["CheckTree", "Path", "code_digest", "identity_row", "named_row", "path_text", "resolve", "tree_of_rows"]
@@ -31,7 +31,6 @@ Path = Sequence[Sequence[Any]]
 """Steps: ``["local", name]`` first, then ``["attr", name]``, ``["item", key]``, ``["type", None]`` to the class."""
 
 _ABSENT = object()
-_MOST_WRITTEN = 8
 #: Where builtin functions of torch and Python are found that don't know their module.
 _HOMES = (
     "torch",
@@ -98,7 +97,7 @@ class CheckTree:
             self._check_pairs(scope)
             return
         self.check(scope)
-        if self._written < _MOST_WRITTEN:  # callers who alternate between two kinds of objects do without
+        if self._written < MOST_WRITTEN:
             self._written += 1
             self._quick = write_out(self._nodes, scope, _step, _HOLDS)
 

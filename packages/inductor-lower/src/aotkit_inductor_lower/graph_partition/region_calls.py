@@ -39,10 +39,14 @@ def _doubtful(graph: Graph, modules: Mapping[str, object], bodies: Collection[in
         elif node.op == "get_attr":
             if id(modules.get(node.target)) in bodies and any(_region(user) is None for user in node.users):
                 yield node.target
-        elif node.op == "call_module":
-            known.update([node] * isinstance(modules[node.target], PartModule))
-        elif node.op == "placeholder" or (node.target is operator.getitem and node.args[0] in known):
+        elif _is_laid_out(node, modules) or (node.target is operator.getitem and node.args[0] in known):
             known.add(node)
+
+
+def _is_laid_out(node: Node, modules: Mapping[str, object]) -> bool:
+    """Whether it is an input of the graph, or what a compiled part gives."""
+    compiled = node.op == "call_module" and isinstance(modules[str(node.target)], PartModule)
+    return compiled or node.op == "placeholder"
 
 
 def _region(node: Node) -> str | None:

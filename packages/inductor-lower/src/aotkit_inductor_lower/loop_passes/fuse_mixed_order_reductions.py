@@ -416,14 +416,10 @@ def _finish(
     return builder.finish()
 
 
-def _pays(ctx: PassContext) -> bool:
-    return fuses(ctx) and ctx.target.capabilities.accumulates_rows
-
-
 PASS = Pass(
     "fuse-mixed-order-reductions",
     fuse_mixed_order_reductions,
     why="sums over rows and over columns of the same data read it once",
     after=("fuse-kernels",),
-    when=_pays,
+    when=fuses,
 )

@@ -49,7 +49,6 @@ def cuda_capabilities(device: str) -> Capabilities:
         wide_statistics=False,
         careful_variance=False,
         channels_last=False,
-        accumulates_rows=True,
         one_pass_rows=True,
         row_bytes=16,
         apart_biases=True,
