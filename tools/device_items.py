@@ -7,12 +7,13 @@ driver, and models are tiny, so that every line of this file but for the profile
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,15 +175,24 @@ def model_step(name: str, task: str, backend: str, device: str, dtype: torch.dty
     return Step(step, result, time.perf_counter() - begin)
 
 
+def alone() -> AbstractContextManager[None]:
+    """No other process uses the device, nor compiles for it: for taking times."""
+    return _locked(fcntl.LOCK_EX)
+
+
+def busy() -> AbstractContextManager[None]:
+    """No process takes times; others may be busy as well."""
+    return _locked(fcntl.LOCK_SH)
+
+
 @contextmanager
-def alone() -> Iterator[None]:
-    """No other process takes times on the device."""
+def _locked(how: int) -> Iterator[None]:
     path = os.environ.get("DEVICE_RUN_LOCK")
     if path is None:
         yield
         return
     with open(path, "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, how)
         yield
 
 
@@ -192,35 +202,45 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def milliseconds(step: Callable[[], Any], device: str, repeats: int = 30) -> float:
-    """Median time of a step."""
-    times = []
+def milliseconds(step: Callable[[], Any], device: str, repeats: int = 30) -> Figures:
+    """Median time of a step, and until it returned: what the processor needs, if the device's queue was not full."""
+    times, returned = [], []
     for _ in range(repeats if device == "cuda" else 1):
         wait(device)
         begin = time.perf_counter()
         step()
+        returned.append(1e3 * (time.perf_counter() - begin))
         wait(device)
         times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times)
+    return {"milliseconds": statistics.median(times), "launch_milliseconds": statistics.median(returned)}
 
 
 def model_item(name: str, task: str, backend: str, device: str) -> Figures:
     """Time of a step and of the first, the distance from float32, memory, and the kernels that take longest."""
-    made = model_step(name, task, backend, device)
-    for _ in range(3 if device == "cuda" else 0):
-        made.run()
-    got = made.result()
+    with busy():
+        exact = model_step(name, task, "eager", device, torch.float32).result().cpu()
+        release(device)
+        made = model_step(name, task, backend, device)
+        for _ in range(3 if device == "cuda" else 0):
+            made.run()
+        got = made.result().cpu()
+        figures: Figures = {"error": float((got - exact).norm() / exact.norm().clamp_min(1e-12))}
+        release(device)
     with alone():
-        figures: Figures = {"milliseconds": milliseconds(made.run, device), "first_call_seconds": made.first_seconds}
+        figures |= milliseconds(made.run, device) | {"first_call_seconds": made.first_seconds}
         figures |= kernels_of_step(made.run, device)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        made.run()
-        figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
-    del made
-    exact = model_step(name, task, "eager", device, torch.float32).result()
-    figures["error"] = float((got - exact).norm() / exact.norm().clamp_min(1e-12))
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            made.run()
+            figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
     return figures
+
+
+def release(device: str) -> None:
+    """Give unused memory back to the device: other processes need it while this one waits for its turn."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def kernels_of_step(step: Callable[[], Any], device: str, count: int = 40) -> Figures:

@@ -6,7 +6,7 @@
 Needs python, torch, triton, llvmlite, scipy, sympy, filelock, pytest, hypothesis and transformers; the packages are
 found beside this file. Each item runs in a process of its own and leaves one file in OUT; items that are there and did
 not fail are not run again. A stage that takes longer than ``--seconds`` leaves the rest for the next call. With
-``--jobs`` several items of a stage run at once, but no two take times on the device at once.
+``--jobs`` several items of a stage run at once, but nothing compiles or uses the device while one takes its times.
 OUT/report.md says what there is, and what is to be fixed. ``--dry-run`` goes the same way without a device: the
 simulated driver, Triton's interpreter, tiny models. The exit status is 1 if an item of these stages failed or is left.
 """
@@ -60,8 +60,9 @@ def items(dry_run: bool) -> Iterator[Item]:
     """All there is to do, in order."""
     device = "cpu" if dry_run else "cuda"
 
-    def measured(stage: str, path: str) -> Item:
-        return Item(stage, path, (sys.executable, __file__, "--item", path, "--device", device), figures=True)
+    def measured(stage: str, path: str, seconds: float = 240) -> Item:
+        command = (sys.executable, __file__, "--item", path, "--device", device)
+        return Item(stage, path, command, figures=True, seconds=seconds)
 
     yield measured("machine", "versions")
     yield Item("machine", "doctor", (sys.executable, "-m", "aotkit", "doctor"), figures=False)
@@ -83,7 +84,7 @@ def items(dry_run: bool) -> Iterator[Item]:
     for name in MODEL_NAMES:
         for task in _tasks(name, dry_run):
             for backend in BACKENDS if not dry_run else ("aotkit",):
-                yield measured("models", f"model/{name}/{task}/{backend}")
+                yield measured("models", f"model/{name}/{task}/{backend}", seconds=480)
 
 
 def _operators(part: int, dry_run: bool) -> tuple[str, ...]:
@@ -150,10 +151,18 @@ def run_stages(
             (out / item.file).write_text(json.dumps(outcome, indent=1), encoding="utf-8")
             print(f"{item.stage} {item.name}: {outcome['status'] or 'ok'}, {outcome['seconds']:.0f} s", flush=True)
 
-        with ThreadPoolExecutor(jobs) as pool:
-            for _ in pool.map(attempt, waiting):
-                pass
+        for batch in batches(waiting, jobs):
+            with ThreadPoolExecutor(jobs) as pool:
+                for _ in pool.map(attempt, batch):
+                    pass
     return left
+
+
+def batches(waiting: Sequence[Item], jobs: int) -> list[Sequence[Item]]:
+    """Models are begun ``jobs`` at once: all of them compile, then each takes its times while the others wait."""
+    if not waiting or waiting[0].stage != "models":
+        return [waiting]
+    return [waiting[i : i + jobs] for i in range(0, len(waiting), jobs)]
 
 
 def _outcome(out: Path, item: Item) -> dict[str, Any]:
