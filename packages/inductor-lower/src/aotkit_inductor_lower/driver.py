@@ -76,6 +76,7 @@ from .loop_passes import (
     order_steps,
     overlap_collectives,
     pack_constants,
+    recompute_from_stored,
     reuse_call_results,
     split_loops,
     split_reductions,
@@ -160,6 +161,7 @@ LOOP_PASSES = in_order(
     split_loops.PASS,  # reshapes become loops, so that positions are plain sums
     fuse_kernels.PASS,  # vertical and horizontal
     fuse_mixed_order_reductions.PASS,
+    recompute_from_stored.PASS,
     generate_contractions.PASS,  # required: products in tiles, which take in what is made of them
     write_through.PASS,
     localize_temporaries.PASS,
