@@ -49,6 +49,15 @@ struct CUDAHooks : CUDAHooksInterface {
   int getNumGPUs() const override { return 1; }
   DeviceIndex getCurrentDevice() const override { return 0; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  // Layouts of convolutions' results are those that cuDNN wants.
+  bool hasCuDNN() const override { return true; }
+  bool compiledWithCuDNN() const override { return true; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  long versionCuDNN() const override { return 91000; }
+  long versionRuntimeCuDNN() const override { return 91000; }
+  long versionCuDNNFrontend() const override { return 11400; }
 };
 REGISTER_CUDA_HOOKS(CUDAHooks)
 }
