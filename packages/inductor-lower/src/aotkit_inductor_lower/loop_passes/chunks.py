@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ..analysis.nests import hint, iteration_count
 from ..ir import Buffer, LoopNest, Range, Stage
@@ -11,7 +11,7 @@ from ..symbolic import Expr, Symbol, estimate, floordiv, product, smax, to_expr
 from ..target import SplitPolicy
 from .rfactor import ReductionSplit, arg_reduces
 
-__all__ = ["choose_chunks", "result_count", "size_or", "unit_count"]
+__all__ = ["choose_chunks", "goes_along", "result_count", "size_or", "unit_count"]
 
 UNKNOWN_LENGTH = 1 << 14  # elements that a loop of unknown length counts as where a target assumes sizes
 
@@ -42,12 +42,20 @@ def size_or(size: Expr, assume: int | None) -> int:
 
 def unit_count(results: int, stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> int:
     """In how many units of work so many results are computed: one each where the reduced elements lie side by side."""
-    return results if _moves_along(stage, buffers, policy) else -(-results // policy.columns)
+    return results if goes_along(stage, buffers, policy) else -(-results // policy.columns)
 
 
-def _moves_along(stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> bool:
-    """Whether the reduced elements lie side by side in what is read: where there must be many units, in what is large.
-    A column of a norm's rows is multiplied by one number of each row, and those numbers lie side by side."""
+def goes_along(stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> bool:
+    """Whether a unit of work reduces elements side by side in memory, not several columns. Where some memory lies
+    along the reduced loops and other across, as images of two layouts do, many units go down several columns."""
+    found = set(_runs(stage, buffers, policy))
+    return True in found and (len(found) == 1 or policy.chunk is not None)
+
+
+def _runs(stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> Iterator[bool]:
+    """For each load that counts and has neighbours in memory: whether those are reduced. Where there must be many
+    units, only what is large counts: a column of a norm's rows is multiplied by one number of each row, and those lie
+    side by side."""
     inner = {Symbol(r.symbol) for r in stage.ranges}
     found = [(load, frozenset[Symbol]().union(*(i.symbols for i in load.indices))) for load in loads(stage.body)]
     most = max((len(symbols) for _, symbols in found), default=0)
@@ -55,9 +63,8 @@ def _moves_along(stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolic
         if len(symbols) < most and policy.chunk is None:
             continue
         for index, stride in zip(load.indices, buffers[load.buffer].strides, strict=True):
-            if stride == 1 and not inner.isdisjoint(index.symbols):
-                return True
-    return False
+            if stride == 1 and index.symbols:
+                yield not inner.isdisjoint(index.symbols)
 
 
 # -- so many chunks as keep all units busy ---------------------------------------------------------------------
@@ -72,16 +79,42 @@ def _as_many_as_units(
         reduced *= _length(r)
     if reduced < policy.least or not results:
         return None
-    loop = stage.ranges[0] if arg_reduces(stage.body) else max(stage.ranges, key=_length)
-    along = _moves_along(stage, buffers, policy)
+    along = goes_along(stage, buffers, policy)
     units = policy.units if along else policy.column_units or policy.units
     share = units // unit_count(results, stage, buffers, policy)
-    wanted = min(1 << max(0, share - 1).bit_length(), _length(loop), reduced // policy.shortest)
+    wanted = min(1 << max(0, share - 1).bit_length(), reduced // policy.shortest)
+    loop, most = _most_chunks(stage, buffers, policy, wanted)
+    wanted = min(wanted, most)
     if wanted <= 1:
         return None
     length = floordiv(loop.size + (wanted - 1), wanted)
     # Results that lie side by side are written side by side, too.
     return ReductionSplit(loop, to_expr(wanted), length, place=None if along else 0)
+
+
+def _most_chunks(stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy, wanted: int) -> tuple[Range, int]:
+    """The loop that is cut, and in how many chunks at most."""
+    if arg_reduces(stage.body):
+        return stage.ranges[0], _length(stage.ranges[0])
+    if len(set(_runs(stage, buffers, policy))) < 2:
+        loop = max(stage.ranges, key=_length)
+        return loop, _length(loop)
+    # Two layouts: a unit takes several results side by side, and of the other memory as many elements side by side.
+    contiguous = _contiguous(stage, buffers)
+    chunks = {r: _length(r) // (policy.columns if r.symbol in contiguous else 1) for r in stage.ranges}
+    loop = max(stage.ranges, key=lambda r: min(wanted, chunks[r]))
+    return loop, chunks[loop]
+
+
+def _contiguous(stage: Stage, buffers: Mapping[str, Buffer]) -> set[str]:
+    """Loops of the stage along which some load moves by one element."""
+    found = set()
+    for load in loads(stage.body):
+        for index, stride in zip(load.indices, buffers[load.buffer].strides, strict=True):
+            if stride == 1:
+                factors = {r.symbol: index.coefficient(Symbol(r.symbol)) for r in stage.ranges}
+                found |= {symbol for symbol, factor in factors.items() if factor is not None and factor == 1}
+    return found
 
 
 def _length(loop: Range) -> int:

@@ -9,6 +9,9 @@ Note [Loop fission]
 
     Where a target reads a row once for a sum and the squares around its mean (see Note [Welford]), these are one pass,
     and other kinds of reductions, which it may join too, stay together.
+
+    Columns of a device, of which a unit of work goes down several, count as long much sooner: a unit goes down them in
+    small steps.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from ..ops.dtypes import torch_name
 from ..passes import Decision, Pass, PassContext
 from ..symbolic import contiguous_strides, sym
 from ..target import SplitPolicy, Target
-from .chunks import result_count, size_or, unit_count
+from .chunks import goes_along, result_count, size_or, unit_count
 from .squares_of_stored import squares_of_stored
 
 __all__ = ["PASS", "fission_long_rows"]
@@ -118,7 +121,9 @@ def _pays(nest: LoopNest, first: Stage, buffers: Mapping[str, Buffer], policy: S
     if not results:
         return False
     if policy.chunk is None:
-        return results <= policy.units // 2 and size_or(size_of(first), policy.assume) >= policy.long_row
+        long = policy.long_row if goes_along(first, buffers, policy) else policy.least
+        few = unit_count(results, first, buffers, policy) <= policy.units // 2
+        return few and size_or(size_of(first), policy.assume) >= long
     if unit_count(results, first, buffers, policy) != 1:
         return False
     known = all(r.size.constant is not None for r in first.ranges)
