@@ -13,7 +13,7 @@ import aotkit_cudagraphs.manager as manager_module
 import aotkit_cudagraphs.record as record_module
 from aotkit_cudagraphs.liveness import LiveSlots, Slot
 from aotkit_cudagraphs.manager import TreeManager
-from aotkit_cudagraphs.placement import Place
+from aotkit_cudagraphs.placement import Key, Place
 from aotkit_cudagraphs.simulated_driver import SimulatedDriver
 from aotkit_cudagraphs.steps import Path as TreePath
 from aotkit_cudagraphs.tree import Node
@@ -37,18 +37,18 @@ def plant(monkeypatch, target, name, make):
 
 
 def results_of_other_steps_are_ignored(patch):
-    plant(patch, TreeManager, "_is_way_clear", lambda original: lambda self, pool, given: True)
+    plant(patch, TreeManager, "_is_way_clear", lambda original: lambda self, pool, given, live=None: True)
 
 
 def views_do_not_count_as_uses(patch):
-    def count(self):
-        return 1, 1
+    def settle(self):
+        self._uses = self._references = 1 << 30
 
-    plant(patch, Slot, "_count", lambda original: count)
+    plant(patch, Slot, "settle", lambda original: settle)
 
 
 def results_of_the_path_are_not_protected(patch):
-    plant(patch, TreeManager, "_live_in_path", lambda original: lambda self: frozenset())
+    plant(patch, TreeManager, "_live_in_path", lambda original: lambda self, live: frozenset())
 
 
 def the_child_of_another_state_is_replayed(patch):
@@ -65,7 +65,7 @@ def moved_static_inputs_are_not_noticed(patch):
 def integers_are_not_part_of_the_key(patch):
     def place_inputs(*args):
         placement = original(*args)
-        return replace(placement, key=tuple((int, 0) if part[:1] == (int,) else part for part in
+        return replace(placement, key=Key((int, 0) if part[:1] == (int,) else part for part in
                                             (p if isinstance(p, tuple) else (p,) for p in placement.key)))  # fmt: skip
 
     original = manager_module.place_inputs

@@ -139,6 +139,22 @@ def test_each_alias_class_of_a_result_is_what_it_is_without_recording(make):
     assert info(trees, "fn").replays == 3
 
 
+@pytest.mark.covers("F6.8")
+@pytest.mark.parametrize("view", [lambda w: w, lambda w: w.t(), lambda w: w[1:], lambda w: w.view(torch.int32)])
+def test_a_static_input_that_is_returned_shares_its_memory(make, view):
+    trees, w = make(check_static_layouts=False), torch.randn(4, 4)
+    fast = trees.wrap(lambda w, x: (view(w), x + 1), static_input_indices=[0])
+    for _ in range(4):
+        got, _ = fast(w, torch.randn(4))
+        want = view(w)
+        assert got.dtype is want.dtype and got.shape == want.shape and got.stride() == want.stride()
+        assert got.data_ptr() == want.data_ptr()
+    w.add_(1)
+    assert torch.equal(got, view(w))
+    if got.shape == w.shape and got.stride() == w.stride() and got.dtype is w.dtype:
+        assert got._version == w._version, "whoever saved the result would not notice that it was written"
+
+
 @pytest.mark.covers("F6.9", "F6.10")
 def test_a_result_that_stays_in_use_gets_a_recording_of_its_own_and_is_never_overwritten(make):
     trees = make()

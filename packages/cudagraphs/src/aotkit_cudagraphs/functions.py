@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .liveness import Slot
-from .placement import StaticInputs
+from .placement import Key, StaticInputs
 from .reasons import SkipReason
 from .tree import Node
 
@@ -41,7 +41,7 @@ class Function:
     mutated: dict[int, str | None]
     role: Role = "inference"
     partner: Function | None = None
-    passed: set[tuple[object, ...]] = field(default_factory=set)
+    passed: set[Key] = field(default_factory=set)
     warm: set[tuple[object, ...]] = field(default_factory=set)
     unrecordable: dict[tuple[object, ...], tuple[SkipReason, ...]] = field(default_factory=dict)
     recorded: Counter[tuple[object, ...]] = field(default_factory=Counter)

@@ -6,13 +6,12 @@ import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):  # hundreds are made and compared in each call: a dataclass takes several times as long
     """A tensor without its memory.
 
     Attributes:
@@ -30,7 +29,11 @@ class Layout:
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
         """The layout of `tensor`."""
-        return Layout(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return Layout(tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def describes(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` has this layout, and its elements are what its memory holds."""
+        return self == Layout.of(tensor) and not tensor.is_neg() and not tensor.is_conj()
 
     def on(self, storage: torch.UntypedStorage, offset: int | None = None) -> torch.Tensor:
         """A tensor of this layout on `storage`; never an inference tensor, since it may outlive the mode."""
@@ -105,7 +108,13 @@ class LiveSlots:
 
     def find(self) -> list[Slot]:
         """Those still in use, oldest first."""
-        live = [slot for slot in self._handed if slot.is_live()]
+        # What `Slot.is_live` says, without a call for each of hundreds of slots.
+        uses, references = torch._C._storage_Use_Count, sys.getrefcount
+        live = [
+            slot
+            for slot in self._handed
+            if uses(slot.storage._cdata) > slot._uses or references(slot.storage) > slot._references
+        ]
         if len(live) < len(self._handed):
             self._handed = dict.fromkeys(live)
         return live

@@ -17,7 +17,7 @@ from .functions import Function
 from .liveness import Slot
 from .options import TreeOptions
 from .overwritten import overwrite, overwritten_message
-from .placement import PathTensor, Place, Placement, place_inputs
+from .placement import Key, PathTensor, Place, Placement, place_inputs
 from .pool import Pool, PoolBusy
 from .reasons import CudagraphSkipped, SkipKind, SkipReason
 from .record import Site, record_node
@@ -69,7 +69,7 @@ class TreeManager:
         self._notify = notify
         self._observer = observer
         self.functions: list[Function] = []
-        self._roots: dict[tuple[object, ...], list[Node]] = {}
+        self._roots: dict[tuple[Any, Key], list[Node]] = {}
         self.pools: list[Pool] = []
         self._made_pools = 0
         self._path = Path()
@@ -250,11 +250,14 @@ class TreeManager:
         self, function: Function, given: list[Any], placement: Placement
     ) -> Node | tuple[SkipReason, ...]:
         """The recording to replay now; otherwise reasons, none if the callable only runs as it is for now."""
-        live = self._live_in_path()
-        siblings = self._children().get((function, *placement.key), [])
+        last = self._path.last
+        found = [] if last is None else last.pool.live.find()  # nothing is handed out before the replay
+        live = self._live_in_path(found)
+        siblings = self._children().get((function, placement.key), [])
         node = self._matching(siblings, placement.addresses, live)
         if node is not None:
-            return node if self._is_way_clear(node.pool, given) else ()
+            known = found if last is not None and node.pool is last.pool else None
+            return node if self._is_way_clear(node.pool, given, known) else ()
         layouts = placement.layouts()
         if layouts not in function.warm or self._path.settling:
             return ()
@@ -269,7 +272,7 @@ class TreeManager:
             self._make_room(function, siblings)
         return self._record(function, given, placement, Site(self._path.last, pool, live), count=not moved)
 
-    def _children(self) -> dict[tuple[object, ...], list[Node]]:
+    def _children(self) -> dict[tuple[Any, Key], list[Node]]:
         last = self._path.last
         return self._roots if last is None else last.children
 
@@ -279,15 +282,14 @@ class TreeManager:
                 return node
         return None
 
-    def _live_in_path(self) -> frozenset[Slot]:
-        last = self._path.last
-        if last is None:
-            return frozenset()
-        return frozenset(slot for slot in last.pool.live.find() if slot in self._path.members)
+    def _live_in_path(self, live: Sequence[Slot]) -> frozenset[Slot]:
+        return frozenset([slot for slot in live if slot in self._path.members])
 
-    def _is_way_clear(self, pool: Pool, given: list[Any]) -> bool:
-        """Whether no result from outside the path is in use in this pool. Learns from those that are."""
-        outputs_outside_path = [slot for slot in pool.live.find() if slot not in self._path.members]
+    def _is_way_clear(self, pool: Pool, given: list[Any], live: Sequence[Slot] | None = None) -> bool:
+        """Whether no result from outside the path is in use in this pool. Learns from those that are. ``live``:
+        those in use there, if that is known."""
+        found = pool.live.find() if live is None else live
+        outputs_outside_path = [slot for slot in found if slot not in self._path.members]
         if not outputs_outside_path:
             return True
         if self._options.outputs == "overwrite":
@@ -345,7 +347,7 @@ class TreeManager:
         for slot in node.slots:
             slot.copied = self._options.outputs == "copy" or function.wants_copy(slot)
         function.nodes.append(node)
-        self._children().setdefault((function, *node.key), []).append(node)
+        self._children().setdefault((function, node.key), []).append(node)
         function.recorded[layouts] += count
         if count and function.recorded[layouts] == 1 and len(function.recorded) == self._options.warn_sizes + 1:
             self._notify(

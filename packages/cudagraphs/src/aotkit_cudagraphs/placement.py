@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ class Place(enum.Enum):
     COPIED = "from a buffer in the pool, into which it is copied first"
 
 
-@dataclass(frozen=True, slots=True)
-class PathTensor:
+class PathTensor(NamedTuple):  # see `Layout`
     """A tensor on a slot, remembered without holding it.
 
     Attributes:
@@ -41,6 +40,25 @@ class PathTensor:
         return self.layout.on(self.slot.storage)
 
 
+class Key:
+    """Parts of a key, whose hash is computed once: a key of hundreds of inputs is looked up several times a call."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: Iterable[object]) -> None:
+        self._parts = tuple(parts)
+        self._hash = hash(self._parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._hash == other._hash and self._parts == other._parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What is known about the inputs of one call.
@@ -53,7 +71,7 @@ class Placement:
         sizes: the integers among the inputs.
     """
 
-    key: tuple[object, ...]
+    key: Key
     places: tuple[Place, ...]
     addresses: tuple[int, ...]
     path_inputs: Mapping[int, PathTensor]
@@ -65,7 +83,7 @@ class Placement:
 
 
 def _without_path(part: Any) -> object:
-    if isinstance(part, tuple) and isinstance(part[0], PathTensor):
+    if isinstance(part, tuple) and part and isinstance(part[0], PathTensor):
         layout = part[0].layout
         return (layout.dtype, layout.shape, layout.stride, *part[1:])
     return part
@@ -137,14 +155,14 @@ def place_inputs(
             key.append(("static", *_layout(value, grad)))
             addresses.append(address)
         elif (slot := path_slots.get(value.untyped_storage()._cdata)) is not None:
-            path_inputs[index] = PathTensor(slot, Layout.of(value))
-            key.append((path_inputs[index], value.device, grad and value.requires_grad, _is_lazy(value)))
+            known = path_inputs[index] = PathTensor(slot, Layout.of(value))
+            key.append((known, value.device, grad and value.requires_grad, value.is_neg() or value.is_conj()))
             places[index] = Place.PATH
         else:
             key.append(_layout(value, grad))
             places[index] = Place.COPIED
     sizes = tuple(value for value in inputs if type(value) is int)
-    return Placement(tuple(key), tuple(places), tuple(addresses), path_inputs, sizes)
+    return Placement(Key(key), tuple(places), tuple(addresses), path_inputs, sizes)
 
 
 def _layout(value: torch.Tensor, grad: bool) -> tuple[object, ...]:

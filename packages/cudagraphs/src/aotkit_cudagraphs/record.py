@@ -53,6 +53,7 @@ class _Home:
     index: int = -1
     start: int = 0
     slot: Slot | None = None
+    static: Layout | None = None  # of an input that is used in place
 
 
 def record_node(
@@ -98,7 +99,7 @@ def record_node(
     if reasons:
         raise CudagraphSkipped(reasons)
     outputs, slots = _describe_outputs(function, leaves, homes, pool, driver)
-    flat_list = structure == pytree.tree_flatten(leaves)[1]
+    flat = next((kind for kind in (list, tuple) if structure == pytree.tree_flatten(kind(leaves))[1]), None)
     del leaves, held
     driver.live_blocks(pool.handle)  # so that what the allocator frees is free before anything is replayed
     for slot in slots:
@@ -109,7 +110,7 @@ def record_node(
         parent=site.parent,
         inputs=tuple(arguments.inputs),
         outputs=outputs,
-        structure=None if flat_list else structure,
+        structure=flat or structure,
         slots=slots,
         survivors=site.survivors,
         state=state,
@@ -141,7 +142,8 @@ def _arguments(
             made.values.append(value.detach())
             made.inputs.append(NodeInput(place, address=value.data_ptr()))
             start = int(value.storage_offset()) * value.element_size()
-            made.homes.append(_Home(StorageWeakRef(value.untyped_storage()), index, start))
+            layout = Layout.of(value)
+            made.homes.append(_Home(StorageWeakRef(value.untyped_storage()), index, start, static=layout))
         else:
             made.values.append(value)
             made.inputs.append(NodeInput(place))
@@ -213,7 +215,8 @@ def _describe_output(value: Any, known: dict[int, _Home], slots: dict[int, Slot]
         if home.slot is not None:
             return NodeOutput(Source.PATH, PathTensor(home.slot, layout), home.slot)
         distance = layout.offset * value.element_size() - home.start
-        return NodeOutput(Source.INPUT, layout, index=home.index, distance=distance)
+        whole = home.static is not None and home.static.describes(value)
+        return NodeOutput(Source.INPUT, layout, index=home.index, distance=distance, whole=whole)
     if storage.data_ptr() in slots:
         return NodeOutput(Source.NEW, layout, slots[storage.data_ptr()])
     return NodeOutput(Source.OUTSIDE, value.detach())

@@ -30,8 +30,10 @@ def run_node(node: Node, inputs: Sequence[Any], driver: DeviceDriver, *, remembe
     node.replays += 1
     if remember:
         _remember(node, leaves)
-    if node.structure is None:
+    if node.structure is list:
         return leaves
+    if node.structure is tuple:
+        return tuple(leaves)
     return pytree.tree_unflatten(leaves, node.structure)
 
 
@@ -53,7 +55,10 @@ def _result(output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[i
         case Source.PATH:
             return output.value.tensor()
         case Source.INPUT:
-            return _view_of(inputs[output.index], output.value, output.distance)
+            given = inputs[output.index]
+            if output.whole and output.value.describes(given) and not given.is_inference():
+                return given.detach()
+            return _view_of(given, output.value, output.distance)
         case Source.OUTSIDE:
             return output.value.detach()
         case Source.EMPTY:

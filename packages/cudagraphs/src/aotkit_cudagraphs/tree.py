@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .liveness import Slot
-from .placement import Place
+from .placement import Key, Place
 from .pool import Pool
 
 
@@ -52,6 +52,7 @@ class NodeOutput:
         slot: NEW and PATH: whose memory it is.
         index: INPUT: which input it is a view of.
         distance: INPUT: bytes from the input's first element to the result's.
+        whole: INPUT: the static input itself was returned.
     """
 
     source: Source
@@ -59,6 +60,7 @@ class NodeOutput:
     slot: Slot | None = None
     index: int = -1
     distance: int = 0
+    whole: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -71,7 +73,7 @@ class Node:
         parent: the recording that ran before it; None for the first of a step.
         inputs: how to call it.
         outputs: what to return.
-        structure: how that is put together.
+        structure: how that is put together: `list` or `tuple` of the results, or a pytree.
         slots: memory of its new results.
         survivors: slots of the path that were in use, beside as its inputs, while it was recorded. It may only run
             while no others are: it was free to use their memory.
@@ -83,7 +85,7 @@ class Node:
     """
 
     function: Any
-    key: tuple[object, ...]
+    key: Key
     parent: Node | None
     inputs: tuple[NodeInput, ...]
     outputs: tuple[NodeOutput, ...]
@@ -97,7 +99,7 @@ class Node:
     label: str = ""
     replays: int = 0
     last_use: int = 0
-    children: dict[tuple[object, ...], list[Node]] = field(default_factory=dict)
+    children: dict[tuple[Any, Key], list[Node]] = field(default_factory=dict)
     copies: tuple[tuple[int, torch.Tensor, tuple[int, ...]], ...] = ()
     addresses: tuple[int, ...] = ()
 
