@@ -27,7 +27,6 @@ def layer_norm_levels() -> Iterator[tuple[str, str, str]]:
     from aotkit_inductor_lower.ir import LoopNest
     from aotkit_inductor_lower.kernel_ir.print import print_kernel
     from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
-    from aotkit_inductor_lower.memory.storage import assign_storage
     from aotkit_inductor_lower.targets.cpu import processor_machine
     from aotkit_inductor_lower.targets.cpu.generate import generate
     from aotkit_inductor_lower.targets.cpu.map_loops import map_loops as on_processor
@@ -42,7 +41,7 @@ def layer_norm_levels() -> Iterator[tuple[str, str, str]]:
 
     (nest,) = program.steps
     assert isinstance(nest, LoopNest)
-    kernel = kernel_of(nest, {b.name: b for b in program.buffers}, assign_storage(program).placements)
+    kernel = kernel_of(nest, {b.name: b for b in program.buffers})
     yield "**Kernel IR** in its normal form, the same for both:", "text", print_kernel(kernel)
     machine = processor_machine("x86-64-v3")
     mapped = _changed(print_kernel(kernel), print_kernel(on_processor(kernel, machine)))

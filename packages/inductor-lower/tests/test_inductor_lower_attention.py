@@ -22,11 +22,9 @@ from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.ir.walk import buffers_of
 from aotkit_inductor_lower.kernel_ir.attention_site import AttentionSite, attention_site
-from aotkit_inductor_lower.kernel_passes.linearize import Placement
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
 from aotkit_inductor_lower.lowering.attention import BACKWARD, FORWARD, attention_of
 from aotkit_inductor_lower.lowering.graph import lower_graph
-from aotkit_inductor_lower.symbolic import to_expr
 
 _spec = importlib.util.spec_from_file_location("tile_kernels", Path(__file__).with_name("tile_kernels.py"))
 tile_kernels = importlib.util.module_from_spec(_spec)
@@ -338,8 +336,7 @@ def test_its_nest_means_what_aten_computes(case: Case, dtype: torch.dtype) -> No
 def site_of(program: Program) -> AttentionSite | None:
     (nest,) = program.steps
     buffers = buffers_of(program)
-    where = {name: Placement(name, to_expr(0)) for name in buffers}
-    return attention_site(kernel_of(nest, buffers, where))  # type: ignore[arg-type]
+    return attention_site(kernel_of(nest, buffers))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

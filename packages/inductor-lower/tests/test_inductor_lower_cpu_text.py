@@ -121,7 +121,7 @@ def test_units_of_work_fill_the_nearest_cache(loops: str, body: str, out: tuple[
     x, nest = numbers(*shape), f"loop moved({loops}):\n  stage():\n    " + body.format(b=load, t=load)
     parsed = parse_program(program({"x": x}, {"o": torch.empty(out)}, nest))
     (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
-    kernel = kernel_of(step, {b.name: b for b in parsed.buffers}, {})
+    kernel = kernel_of(step, {b.name: b for b in parsed.buffers})
     assert emit_kernel(kernel, generic_machine(512), {}).units == units
     check(program({"x": x}, {"o": torch.empty(out)}, nest), x)
 
@@ -138,7 +138,7 @@ loop total(i0 < 4000):
 """
         parsed = parse_program(program({"x": torch.empty(rows, 4000)}, {"o": torch.empty(4000)}, nest))
         (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
-        kernel = kernel_of(step, {b.name: b for b in parsed.buffers}, {})
+        kernel = kernel_of(step, {b.name: b for b in parsed.buffers})
         assert emit_kernel(kernel, generic_machine(512), {}).units == units
 
 
@@ -431,7 +431,7 @@ loop positions(i0 < {size}):
     at = torch.arange(size)
     parsed = parse_program(program({"x": at}, {"q": at, "r": at}, nest))
     (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
-    kernel = kernel_of(step, {b.name: b for b in parsed.buffers}, {})
+    kernel = kernel_of(step, {b.name: b for b in parsed.buffers})
     calls = [a for e in expressions(kernel) for monomial, _ in e.terms for a in monomial if isinstance(a, Call)]
     assert len(calls) == left
     check(program({"x": at}, {"q": at, "r": at}, nest), at)

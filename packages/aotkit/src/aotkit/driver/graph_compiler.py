@@ -92,6 +92,8 @@ class GraphCompiler:
             if layers is None:
                 return None
             captured = capture_function(layers.graph, fakes, args, ctx)
+            if layers.writing and (captured.inputs.overlaps or len(captured.inputs.kept) != len(fakes)):
+                raise NotAlike("layers write to their inputs, and inputs share memory")
         except (NotAlike, *REFUSALS) as refusal:
             ctx.recorder.event("layers.apart", {"graph": ctx.name, "reason": str(refusal)})
             return None

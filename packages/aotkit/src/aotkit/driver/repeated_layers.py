@@ -8,8 +8,8 @@ Note [A layer compiled once]
     (``invoke_subgraph``), and inductor-lower compiles a region once, however often it is called.
 
     Layers of which a call can't tell all that a graph needs to know are refused (:class:`NotAlike`), and the graph is
-    compiled as it stands: one that writes to its inputs, gives one of them back or a view, or communicates, of which
-    ranks compare the order in the whole graph.
+    compiled as it stands: one that gives one of its inputs back or a view, that communicates, of which ranks compare
+    the order in the whole graph, or that writes to its inputs in another way than Note [Layers that write] says.
 
     What is lost is fusion over the edge of a layer, and memory that a backward may write over
     (:func:`donated_tensors`); the edge is where little is lost (Note [Where to cut]).
@@ -36,13 +36,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from aotkit_aot_trace import Capture, TraceOptions, capture
 from aotkit_functionalize import GraphMetadata
-from aotkit_functionalize.records import MutationKind, OutputKind
+from aotkit_functionalize.records import OutputKind
 
 from .._torch_compat import lazy_graph_module
 from ..artifact.collectives import collectives_of
 from ..frontend.plain_fakes import new_fake, new_fake_like
 from ..frontend.repeats import Layers, body_of, find_layers
 from .context import CompileContext
+from .layers_that_write import NotAlike, check_memory_of_writes, put_layer, renamed_modules, writes_of
 
 __all__ = ["NotAlike", "RepeatedLayers", "asks_for_layers", "repeated_layers"]
 
@@ -57,10 +58,6 @@ are cut within (Note [Where to cut]). A call of a small layer takes a few per ce
 (``python -m tools.bench.layers --steps``), so by themselves only many are, which take long to compile apart."""
 
 
-class NotAlike(Exception):
-    """Layers that can't be calls of one graph."""
-
-
 @dataclass(frozen=True, slots=True)
 class RepeatedLayers:
     """A graph in which layers are calls.
@@ -71,6 +68,7 @@ class RepeatedLayers:
         saved: by the name of a backward what it takes before the tangents, as in ``_LayerCall.saved``.
         hiding: names of the forwards that save something.
         counts: how many layers each group has.
+        writing: the layers that write to their inputs, by the name of their graph; see Note [Layers that write].
     """
 
     graph: GraphModule
@@ -78,14 +76,24 @@ class RepeatedLayers:
     saved: Mapping[str, tuple[int, ...]]
     hiding: frozenset[str]
     counts: tuple[int, ...]
+    writing: Mapping[str, Layers]
 
     def as_regions(self, captured: GraphModule) -> GraphModule:
-        """``captured``, a capture of ``graph``, with its calls as those of nested regions, in place."""
+        """``captured``, a capture of ``graph``, with its calls as those of nested regions, in place; layers that write
+        are put there as they are."""
         for name, called in self.called.items():
-            setattr(captured, name, called)
+            if name not in self.writing:
+                setattr(captured, name, called)
         saves: dict[Node, Node] = {}
+        seen: dict[str, int] = dict.fromkeys(self.writing, 0)
         for node in list(captured.graph.nodes):
-            if node.op == "call_function" and node.target in (_PLAIN, _RANDOM):
+            if node.op != "call_function" or node.target not in (_PLAIN, _RANDOM):
+                continue
+            name = str(node.args[1])
+            if name in self.writing:
+                put_layer(captured.graph, node, self.called[name], renamed_modules(self.writing[name], seen[name]))
+                seen[name] += 1
+            else:
                 self._as_region(captured.graph, node, saves)
         for token in saves:
             captured.graph.erase_node(token)
@@ -133,16 +141,20 @@ def repeated_layers(gm: GraphModule, fakes: Sequence[Any], ctx: CompileContext) 
     known = dict(zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=False))
     called: dict[str, GraphModule] = {}
     calls: dict[Node, tuple[_LayerCall, Layers, int]] = {}
+    writing: dict[str, Layers] = {}
     for number, group in enumerate(groups):
         inputs = [_fake(known.get(node, node.meta.get("example_value")), ctx) for node in group.inputs[0]]
         call, graphs = _compile_layer(f"layer{number}", body_of(gm, group), inputs, ctx)
         called.update(graphs)
+        if call.writes:
+            check_memory_of_writes(group, [place for place, _ in call.writes])
+            writing[call.forward.name] = group
         calls.update({layer[-1]: (call, group, place) for place, layer in enumerate(group.layers)})
     trained = [call for call, _, _ in calls.values() if call.backward is not None]
     saved = {call.backward.name: call.saved for call in trained if call.backward is not None}
     hiding = frozenset(call.forward.name for call in trained)
     counts = tuple(len(group.layers) for group in groups)
-    return RepeatedLayers(_with_calls(gm, calls), called, saved, hiding, counts)
+    return RepeatedLayers(_with_calls(gm, calls), called, saved, hiding, counts, writing)
 
 
 def _fake(like: Any, ctx: CompileContext) -> Tensor:
@@ -165,7 +177,8 @@ def _compile_layer(
     metadata, outputs = found.metadata, len(found.metadata.outputs)
     described = tuple(map(_described, inputs))
     if not metadata.is_training:
-        return _LayerCall(_Callee.of(name, found.graph), outputs, inputs=described), {name: found.graph}
+        callee = _Callee.of(name, found.graph)
+        return _LayerCall(callee, outputs, inputs=described, writes=writes_of(metadata)), {name: found.graph}
     with ctx.recorder.stage("partition"):
         parts = ctx.stages.split(found.graph, metadata, ctx)
     if parts.num_saved_symints:
@@ -209,9 +222,9 @@ def _check(found: Capture) -> None:
         raise NotAlike("a layer has tensor subclasses, effects, sizes known at run time or a backward that writes")
     if collectives_of(found.graph):
         raise NotAlike("a layer communicates with other ranks")
-    if any(info.mutation is not MutationKind.NONE or info.version_steps for info in metadata.inputs):
-        raise NotAlike("a layer writes to its inputs")
-    places = [info.graph_output if info.kind is OutputKind.FRESH else None for info in metadata.outputs]
+    written = writes_of(metadata)
+    places = [result for _, result in written]
+    places += [info.graph_output if info.kind is OutputKind.FRESH else None for info in metadata.outputs]  # type: ignore[misc]
     if places != list(range(metadata.num_forward_outputs)) or metadata.repeated_outputs:
         raise NotAlike("a layer gives back an input, a view, a result twice or no tensor")
 
@@ -295,7 +308,8 @@ class _LayerCall:
 
     ``saved``: where the tensors that the backward takes before the tangents come from, as in ``_Callee.sources``.
     ``tangents``: results that have one, with its strides. ``inputs``: what those of the first layer are, to compare.
-    ``gradients_from``: per input the results that its gradient comes from.
+    ``gradients_from``: per input the results that its gradient comes from. ``writes``: pairs of an input and the result
+    that is its new value; these results come first.
     """
 
     forward: _Callee
@@ -305,6 +319,7 @@ class _LayerCall:
     tangents: tuple[tuple[int, tuple[int, ...]], ...] = ()
     inputs: tuple[tuple[Any, ...], ...] = ()
     gradients_from: tuple[tuple[int, ...], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
 
     __name__ = "layer"
     __qualname__ = "layer"
@@ -313,7 +328,10 @@ class _LayerCall:
         if tuple(map(_described, inputs)) != self.inputs:
             raise NotAlike("a layer takes other tensors than the first one")
         if self.backward is None:
-            return tuple(self.forward.results_of(inputs, self.forward.call(inputs)))  # type: ignore[arg-type]
+            results: list[Any] = self.forward.results_of(inputs, self.forward.call(inputs))
+            for place, result in self.writes:
+                inputs[place].copy_(results[result])
+            return tuple(results[len(self.writes) :])
         if not torch.is_grad_enabled():
             raise NotAlike("a layer runs without gradients")
         return _Layer.apply(self, *inputs)  # type: ignore[no-any-return,no-untyped-call]

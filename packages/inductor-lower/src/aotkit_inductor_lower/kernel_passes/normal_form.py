@@ -18,7 +18,7 @@ from ..ir import Buffer, LoopNest
 from ..kernel_ir.nodes import Kernel, KernelModule
 from ..passes import PassContext, in_order
 from . import exact_casts, expand_ops, merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
-from .linearize import DECLARE_SIZES, Placement, linearize_nest
+from .linearize import DECLARE_SIZES, linearize_nest
 
 __all__ = ["NORMAL_FORM", "kernel_of", "normalize"]
 
@@ -41,7 +41,7 @@ def normalize(module: KernelModule) -> KernelModule:
     return module
 
 
-def kernel_of(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> Kernel:
-    """The kernel of one nest in its normal form. ``where`` gives the owner of each alias."""
-    (kernel,) = normalize(KernelModule(nest.name, (linearize_nest(nest, buffers, where),), ())).kernels
+def kernel_of(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Kernel:
+    """The kernel of one nest in its normal form, as if each of its buffers, aliases too, had memory of its own."""
+    (kernel,) = normalize(KernelModule(nest.name, (linearize_nest(nest, buffers, {}),), ())).kernels
     return kernel

@@ -18,10 +18,8 @@ from collections.abc import Mapping
 from ...ir import Buffer, DType, LoopNest
 from ...kernel_ir.attention_site import AttentionSite, attention_site
 from ...kernel_ir.nodes import Kernel
-from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
 from ...options import LowerOptions
-from ...symbolic import to_expr
 from ...target import Choice
 from .choose_tiles import precision_of_products
 from .machine import Machine
@@ -48,7 +46,7 @@ def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
 
 def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine) -> Choice:
     """``"amx-attention"`` or ATen's call."""
-    kernel = kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers})
+    kernel = kernel_of(nest, buffers)
     site = attention_form(kernel, machine)
     if site is None:
         return Choice("aten", "the target has no form for its operands")

@@ -13,9 +13,8 @@ from ...kernel_ir.nodes import Kernel, Loop
 from ...kernel_ir.panels import Panels, panels_at
 from ...kernel_ir.product_site import ProductSite, product_site
 from ...kernel_ir.walk import perfect_nests
-from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
-from ...symbolic import Symbol, has_calls, product, to_expr
+from ...symbolic import Symbol, has_calls, product
 from .choose_few_rows import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
@@ -77,12 +76,12 @@ ProductForm = MatmulSite | FewRowsSite | TiledProduct | GroupedProduct
 
 def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> ProductForm | None:
     """What :func:`product_form` says of the kernel that a nest becomes. Whose memory an alias shows does not matter."""
-    return product_form(kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers}), target)
+    return product_form(kernel_of(nest, buffers), target)
 
 
 def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> Panels | None:
     """The layout in which a product's kernel reads its right factor if that is packed before, or already is."""
-    kernel = kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers})
+    kernel = kernel_of(nest, buffers)
     form = product_form(kernel, target)
     site = form.site if isinstance(form, GroupedProduct) else form
     if not isinstance(site, MatmulSite):
