@@ -12,11 +12,13 @@ from unittest import mock
 import pytest
 import torch
 from torch import fx
+from torch._guards import TracingContext
 
 from aotkit.artifact import key as key_module
 from aotkit.artifact import torch_state
 from aotkit.artifact.guards import Names, evaluate, guards_hold, guards_of, install_guards
 from aotkit.artifact.key import graph_key
+from aotkit.frontend.inputs import symbolic_twins
 from aotkit.options import Options
 from aotkit_cache import Uncacheable, explain, make_key
 
@@ -338,3 +340,29 @@ def test_guards_survive_json_and_are_installed_on_other_symbols() -> None:
     with mock.patch("aotkit.artifact.guards.evaluate", asked):
         install_guards(guards, renamed.values)
     assert not asked.called  # what the environment knows is not asked again
+
+
+def test_only_inputs_with_symbols_have_twins() -> None:
+    found: list[list[Any]] = []
+
+    def backend(gm: fx.GraphModule, args: list[Any]) -> Any:
+        context = TracingContext.try_get()
+        values = [value for value in args if isinstance(value, torch.Tensor)]
+        tensors = [
+            n for n in gm.graph.find_nodes(op="placeholder") if isinstance(n.meta["example_value"], torch.Tensor)
+        ]
+        twins = symbolic_twins(args, gm, context)
+        twins = [twin for twin, value in zip(twins, args, strict=True) if isinstance(value, torch.Tensor)]
+        for value, node, twin in zip(values, tensors, twins, strict=True):
+            seen = node.meta["example_value"]
+            has_symbols = any(isinstance(n, torch.SymInt) for n in (*seen.shape, *seen.stride()))
+            found.append([tuple(value.shape), has_symbols, twin is not None])
+            if twin is not None:
+                assert str((twin.shape, twin.stride())) == str((seen.shape, seen.stride()))
+        return gm.forward
+
+    layer, x, tail = torch.nn.BatchNorm1d(3), torch.randn(5, 3), torch.randn(3)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch.compile(lambda x, tail: layer(x) + tail, backend=backend, fullgraph=True)(x, tail)
+    assert [(5, 3), True, True] in found and len(found) >= 6
+    assert all(has_symbols == has_twin for _, has_symbols, has_twin in found)

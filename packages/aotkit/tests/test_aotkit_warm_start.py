@@ -332,6 +332,7 @@ loaded += [name for name in sys.modules if name.startswith(("torch._dynamo.", "t
 loaded += [name for name in sys.modules if name.startswith(("aotkit_aot_trace", "aotkit_partition"))]
 parts = ("lowering", "graph_passes", "graph_partition", "loop_passes", "kernel_passes", "driver", "memory.build_plan")
 parts += ("targets.cpu.render.kernel", "targets.cpu.module", "targets.cpu.generate")
+parts += ("ir.nodes", "ir.instructions", "launch_plan.parts", "launch_plan.functions", "runtime.parts")
 loaded += [f"aotkit_inductor_lower.{part}" for part in parts if f"aotkit_inductor_lower.{part}" in sys.modules]
 print(loaded)
 ours = [m.__file__ for n, m in sys.modules.items() if n.startswith("aotkit") and getattr(m, "__file__", None)]

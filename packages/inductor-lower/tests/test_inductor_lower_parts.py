@@ -23,10 +23,8 @@ from aotkit_inductor_lower.graph_partition import CompiledParts
 from aotkit_inductor_lower.launch_plan.functions import find_function, function_name
 from aotkit_inductor_lower.launch_plan.parts import (
     PartitionedProgram,
-    program_from_json,
-    program_to_json,
-    programs_in,
 )
+from aotkit_inductor_lower.launch_plan.program_text import program_from_json, program_to_json, programs_in
 from aotkit_inductor_lower.runtime import bind_parts
 
 aten = torch.ops.aten

@@ -15,8 +15,9 @@ import enum
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ._frozen import dataclass
 from .errors import Uncacheable
 
 _FORMAT = "aotkit-key-1"

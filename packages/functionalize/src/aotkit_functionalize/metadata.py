@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ._frozen import dataclass
 from ._records import Format
 from .records import CallContract
 from .subclasses.meta import SubclassBoundary, SubclassType, TypeForm

@@ -25,8 +25,10 @@ Note [Inputs that the backward writes to]
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+from ._frozen import dataclass
 
 __all__ = [
     "BackwardWrite",

@@ -57,7 +57,7 @@ from .kernel_ir.verify import verify_module
 from .kernel_passes.linearize import linearize
 from .kernel_passes.normal_form import NORMAL_FORM
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
-from .launch_plan.parts import program_from_json, program_to_json
+from .launch_plan.program_text import program_from_json, program_to_json
 from .launch_plan.store import ObjectStore, program_digest
 from .loop_passes import (
     choose_contractions,

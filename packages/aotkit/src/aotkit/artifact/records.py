@@ -16,20 +16,24 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import CompiledProgram
-from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram, program_from_json, program_to_json
+from aotkit_inductor_lower.launch_plan.program_text import program_from_json, program_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
+from .._frozen import dataclass
 from ..frontend.written_out_regions import calls_regions, write_out_regions
 from .collectives import Collective, collectives_of
 from .tensors import bytes_of, tensor_of
+
+if TYPE_CHECKING:
+    from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from aotkit_cache import CacheWarning
-from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram
-from aotkit_inductor_lower.runtime import ArenaPool, bind_parts, bind_program
+from aotkit_inductor_lower import CompiledProgram
+from aotkit_inductor_lower.runtime import ArenaPool, bind_program
 from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
 from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
@@ -101,10 +101,12 @@ def bind_graph(
             name: (arguments or {})[value].detach() if isinstance(value, int) else value
             for name, value in graph.constants.items()
         }
-        if isinstance(program, PartitionedProgram):
-            call = bind_parts(program, constants, arenas, redzones=redzones, label=label)
-        else:
+        if isinstance(program, CompiledProgram):
             call = bind_program(program, constants, arenas, redzones=redzones, label=label)
+        else:
+            from aotkit_inductor_lower.runtime import bind_parts
+
+            call = bind_parts(program, constants, arenas, redzones=redzones, label=label)
     if graph.detaches:
         call = _detaching(call)
     return schema_checks.checked_at_first_call(call, graph.checked) if graph.checked else call

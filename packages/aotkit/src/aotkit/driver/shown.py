@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from aotkit_inductor_lower import CompiledProgram
-from aotkit_inductor_lower.launch_plan.parts import programs_in
+from aotkit_inductor_lower.launch_plan.program_text import programs_in
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..frontend.tracing_context import publish_absent, publish_graph

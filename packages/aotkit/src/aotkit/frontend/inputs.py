@@ -19,7 +19,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from .changed_graphs import has_call
 from .plain_fakes import plain_inputs, plain_twin
@@ -79,9 +79,25 @@ def symbolic_twins(values: Sequence[Any], gm: torch.fx.GraphModule, context: Tra
             twins.append(None)
         elif _stands_for_float(shown):
             twins.append(shown)
+        elif _is_static(value, context.tensor_to_context[value]):
+            twins.append(None)
         else:
             twins.append(_fake(value, mode, context))
     return twins
+
+
+def _is_static(value: torch.Tensor, symbolic: Any) -> bool:
+    """Whether a fake made in this symbolic context has numbers only, so that it says no more than ``value`` does.
+
+    Torch makes numbers of the strides and the offset as well where all sizes are. A view follows its base, a subclass
+    what it is made of, and a number of the user's that is passed as a tensor may be a symbol.
+    """
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value._base is not None:
+        return False
+    if value.dim() == 0 and value.is_floating_point():
+        return False
+    sizes = getattr(symbolic, "dynamic_sizes", None)
+    return sizes is not None and all(each is DimDynamic.STATIC for each in sizes)
 
 
 def has_float_symbols(gm: torch.fx.GraphModule) -> bool:

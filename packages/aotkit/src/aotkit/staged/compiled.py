@@ -12,7 +12,7 @@ from torch import nn
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
-from aotkit_inductor_lower.launch_plan.parts import programs_in
+from aotkit_inductor_lower.launch_plan.program_text import programs_in
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from ..artifact.records import Artifact, CompiledGraph

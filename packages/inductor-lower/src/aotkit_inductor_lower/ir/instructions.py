@@ -10,14 +10,9 @@ from dataclasses import dataclass, field
 
 from ..ops.dtypes import DType
 from ..symbolic import Expr
+from .arguments import is_negative_zero
 
 __all__ = ["STORE_MODES", "CheckedIndex", "Compute", "Const", "Index", "Instr", "Load", "Reduce", "Store"]
-__all__ += ["is_negative_zero"]
-
-
-def is_negative_zero(value: object) -> bool:
-    """Python takes -0.0 and 0.0 for equal; nodes that hold them are not."""
-    return isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,15 +63,10 @@ Note [What a contraction is]
     * It means what :meth:`Contraction.as_nest` says: that is what the interpreter runs, and the verifier checks.
     * That loops of a product are batch, free on one side or summed is the view of tensor contraction engines; a body
       before each operand and one behind the sum are what CUTLASS calls prologue and epilogue.
-
-Note [NaN literals compare equal]
-    IR is compared by value, in tests and as a cache key, and nan != nan. Literals holding a nan hold the one object
-    ``math.nan``, so that tuples of fields compare equal by identity.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -80,18 +75,8 @@ from typing import Literal as OneOf
 from ..errors import IRError
 from ..ops.dtypes import FLOATS, DType
 from ..symbolic import Expr, to_expr
-from .instructions import (
-    STORE_MODES,
-    CheckedIndex,
-    Compute,
-    Const,
-    Index,
-    Instr,
-    Load,
-    Reduce,
-    Store,
-    is_negative_zero,
-)
+from .arguments import Arg, BufferRef, Literal, Origin, SymInput
+from .instructions import STORE_MODES, CheckedIndex, Compute, Const, Index, Instr, Load, Reduce, Store
 
 __all__ = [
     "CONTRACTIONS",
@@ -153,15 +138,6 @@ class Buffer:
         for index, stride in zip(indices, self.strides, strict=True):
             offset = offset + index * stride
         return offset
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where generated code came from: names and ops of the FX nodes, and the user's source line."""
-
-    nodes: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ()
-    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,39 +205,6 @@ def _note_buffers(step: LoopNest | Contraction, bodies: Iterable[Iterable[Instr]
 
 
 # -- the other steps ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BufferRef:
-    """A tensor argument of an extern call; with ``number`` the Python float that a tensor of one element holds."""
-
-    name: str
-    number: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SymInput:
-    """An integer argument given by a size expression."""
-
-    expr: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Any other argument: None, bool, int, float, complex, str, or a torch dtype, device, layout or memory
-    format by name (``kind`` says which; ``value`` is then its text, ``"torch.float32"``)."""
-
-    kind: str
-    value: bool | int | float | str | None
-    negative_zero: bool = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.value != self.value:
-            object.__setattr__(self, "value", math.nan)
-        object.__setattr__(self, "negative_zero", is_negative_zero(self.value))
-
-
-Arg = BufferRef | SymInput | Literal | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)

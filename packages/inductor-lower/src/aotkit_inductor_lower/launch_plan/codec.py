@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ..ir import Arg, BufferRef, Literal, Origin, SymInput
+from ..ir.arguments import Arg, BufferRef, Literal, Origin, SymInput
 from ..symbolic import Call, Expr, Symbol, SymbolKind
 from .records import (
     Allocate,

@@ -14,7 +14,7 @@ from math import prod
 
 import torch
 
-from ..ir import BufferRef
+from ..ir.arguments import BufferRef
 from .records import (
     Allocate,
     CallExtern,

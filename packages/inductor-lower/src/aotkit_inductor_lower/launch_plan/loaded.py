@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
+from .._frozen import dataclass
 from ..symbolic import Symbol
 from .records import LaunchPlan
 

@@ -14,9 +14,7 @@ Note [The outer plan]
 
 from __future__ import annotations
 
-import json
 import keyword
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,8 +22,8 @@ import torch
 
 from .._records import Format
 from .._user_kernels import KernelName
-from .codec import compiled_from_raw, compiled_to_raw
 from .layout import Layout
+from .program_text import program_from_raw, program_to_raw
 from .records import CompiledProgram
 
 __all__ = [
@@ -48,7 +46,7 @@ __all__ = [
     "Step",
     "ValueOf",
 ]
-__all__ += ["check_parts", "program_from_json", "program_to_json", "programs_in"]
+__all__ += ["Program", "check_parts", "parts_from_raw", "parts_to_raw"]
 
 
 class Argument:
@@ -204,27 +202,17 @@ class PartitionedProgram:
 Program = CompiledProgram | PartitionedProgram
 
 
-def programs_in(program: Program) -> Iterator[CompiledProgram]:
-    """The compiled programs of all parts, in order; of a program that is in one piece, itself."""
-    if isinstance(program, CompiledProgram):
-        yield program
-    else:
-        for part in program.parts:
-            yield from programs_in(part.program)
+def parts_to_raw(program: PartitionedProgram) -> dict[str, Any]:
+    """A program in parts as JSON values."""
+    return _FORMAT.to_raw(program)
 
 
-def program_to_json(program: Program) -> str:
-    """A program, in parts or not, as JSON text."""
-    return json.dumps(_PROGRAM.to_raw(program), separators=(",", ":"))
-
-
-def program_from_json(text: str) -> Program:
-    """The inverse of :func:`program_to_json`. Raises ``ValueError`` for another format, and for a program in parts that
-    does not hold together."""
-    try:
-        return _PROGRAM.from_raw(json.loads(text))
-    except RecursionError as error:
-        raise ValueError("the compiled program is nested too deep to be one of ours") from error
+def parts_from_raw(raw: Any) -> PartitionedProgram:
+    """The inverse of :func:`parts_to_raw`. Raises ``ValueError`` for another format, and for a program that does not
+    hold together."""
+    program = _FORMAT.from_raw(raw)
+    check_parts(program)
+    return program
 
 
 def check_parts(program: PartitionedProgram) -> None:
@@ -246,20 +234,12 @@ class _DtypeForm:
 
 class _ProgramForm:
     def to_raw(self, value: Program) -> Any:
-        return compiled_to_raw(value) if isinstance(value, CompiledProgram) else _FORMAT.to_raw(value)
+        return program_to_raw(value)
 
     def from_raw(self, raw: Any) -> Program:
-        if isinstance(raw, dict) and isinstance(raw.get("format"), str):
-            program = _FORMAT.from_raw(raw)
-            check_parts(program)
-            return program
-        try:
-            return compiled_from_raw(raw)
-        except (KeyError, TypeError, AttributeError, AssertionError) as error:
-            raise ValueError(f"the compiled program is damaged: {type(error).__name__}: {error}") from error
+        return program_from_raw(raw)
 
 
-_PROGRAM = _ProgramForm()
 _FORMAT = Format(
     PartitionedProgram,
     "aotkit program in parts",
@@ -268,7 +248,7 @@ _FORMAT = Format(
         Argument: (ValueOf, BodyOf, ConstantOf, Plain, Complex, Named, Several, Pairs, KernelOf, KernelConstants),
         Step: (CallFunction, CallPart),
     },
-    own={torch.dtype: _DtypeForm(), CompiledProgram | PartitionedProgram: _PROGRAM},
+    own={torch.dtype: _DtypeForm(), CompiledProgram | PartitionedProgram: _ProgramForm()},
 )
 
 

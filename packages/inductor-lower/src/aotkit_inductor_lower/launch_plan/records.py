@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
-from ..ir import Arg, BufferRef, Origin, SymInput
+from .._frozen import dataclass
+from ..ir.arguments import Arg, BufferRef, Origin, SymInput
 from ..symbolic import Expr
 
 __all__ = [

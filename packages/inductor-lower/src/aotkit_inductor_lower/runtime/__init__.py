@@ -1,8 +1,26 @@
 """From a compiled program to a callable: how a launch plan is bound to a process."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .arena import ArenaPool
 from .bind import BoundProgram, bind_program
 from .errors import BindError, RedzoneError
-from .parts import bind_parts
+
+if TYPE_CHECKING:
+    from .parts import bind_parts
 
 __all__ = ["ArenaPool", "BindError", "BoundProgram", "RedzoneError", "bind_parts", "bind_program"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "bind_parts":  # imported when a program in parts is bound
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .parts import bind_parts
+
+    return bind_parts
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..ir import Arg, BufferRef, Literal, SymInput
+from ..ir.arguments import Arg, BufferRef, Literal, SymInput
 from ..launch_plan.loaded import Loaded
 from ..launch_plan.records import (
     Allocate,

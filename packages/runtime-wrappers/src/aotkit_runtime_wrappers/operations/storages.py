@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from .._frozen import dataclass
 from ..contract import Dim, ViewSpec
 from ..dims import evaluate, evaluate_all, render, render_tuple
 from ..source import Source, offset_text

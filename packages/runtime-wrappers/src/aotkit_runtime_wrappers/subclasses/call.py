@@ -15,8 +15,7 @@ Note [Witnesses]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from .._frozen import dataclass
 from ..contract import Opaque, SubclassBoundary, SubclassMeta
 from ..operations.symbols import BindSymbol
 
