@@ -59,6 +59,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "launch_plan.codec",
         "launch_plan.facts",
         "launch_plan.parts",
+        "launch_plan.program_text",
         "options",
         "report",
         "runtime",

@@ -6,6 +6,7 @@ import ast
 import copy
 import dataclasses
 import enum
+import inspect
 import pickle
 import random
 import tomllib
@@ -19,8 +20,8 @@ import pytest
 import aotkit_functionalize.symbols
 from aotkit._size_text import SizeTextError, evaluate_tree, fold, parse_size, scan_size, symbols_in, write_size
 from aotkit.artifact import guards
-from aotkit_cache._frozen import dataclass as frozen_dataclass
 from aotkit_cache._observer import SILENT
+from aotkit_functionalize._frozen import dataclass as frozen_dataclass
 from aotkit_inductor_lower.symbolic import SymbolKind
 from aotkit_inductor_lower.symbolic.text import ScanError, parse_expr
 from aotkit_partition._records import Format
@@ -384,7 +385,12 @@ def test_frozen_dataclasses_are_those_of_the_standard_library(seed: int) -> None
         for f in dataclasses.fields(one):
             told += [tell(lambda: setattr(one, f.name, 1)), tell(lambda: delattr(one, f.name))]  # noqa: B023
         told += [tell(lambda: made(**values, unknown=1)), tell(lambda: made(*range(9)))]
-        told += [made.__dataclass_params__.frozen, made.__slots__, repr(made.__dataclass_params__)]
+        told += [
+            str(inspect.signature(made)),
+            made.__dataclass_params__.frozen,
+            made.__slots__,
+            repr(made.__dataclass_params__),
+        ]
         told += [[getattr(dataclasses.replace(one), f.name) for f in dataclasses.fields(one) if f.init]]
         told += [[getattr(copy.deepcopy(one), f.name) for f in dataclasses.fields(one)]]
         return told
@@ -422,6 +428,10 @@ def test_a_frozen_dataclass_is_complete_before_and_after_its_first_instance() ->
     class Longer(Sized):
         last: int = 0
 
+    assert str(inspect.signature(Longer)) == (
+        "(name: 'str', sizes: 'tuple[int, ...]' = (), notes: 'list[str]' = <factory>, last: 'int' = 0, *, "
+        "kind: 'str' = 'leaf') -> None"
+    )
     assert Longer("a", last=3) == Longer("a", last=3) != Longer("a", last=4)
     with pytest.raises(TypeError, match="frozen and have slots"):
         frozen_dataclass(frozen=True, slots=False)

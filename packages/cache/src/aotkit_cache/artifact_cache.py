@@ -8,8 +8,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from ._frozen import dataclass
 from ._notices import warn_user
 from ._observer import SILENT, Observer
 from .entry import (

@@ -22,8 +22,8 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ._frozen import dataclass
 from .errors import CacheError
 from .key import CacheKey
 from .signing import SIGNATURE_BYTES, Signer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ._frozen import dataclass
 from .key import CacheKey
 
 _MAX_SHOWN = 120

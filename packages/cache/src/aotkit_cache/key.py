@@ -15,9 +15,8 @@ import enum
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ._frozen import dataclass
 from .errors import Uncacheable
 
 _FORMAT = "aotkit-key-1"

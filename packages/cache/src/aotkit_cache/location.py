@@ -9,10 +9,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ._frozen import dataclass
 from ._observer import SILENT, Observer
 from .artifact_cache import ArtifactCache
 from .disk import DiskStore

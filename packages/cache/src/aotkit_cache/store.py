@@ -8,9 +8,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ._frozen import dataclass
 from .errors import CacheError
 
 _SAFE_KEY = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{2,127}")

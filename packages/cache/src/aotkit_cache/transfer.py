@@ -17,10 +17,10 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ._frozen import dataclass
 from .entry import MissReason, RejectedEntry, decode_entry, entry_digest, resign
 from .errors import CacheError
 from .private_files import write_temporary

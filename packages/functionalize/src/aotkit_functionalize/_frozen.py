@@ -7,13 +7,13 @@ Note [Why not dataclasses.dataclass]
     function imports a hundred such classes, most of which it never makes an instance of: that was half of the time that
     its imports took. Here ``__init__`` is compiled at the first instance, and the other methods are closures, which
     take the fields out of an instance with ``operator.attrgetter``. All else is the standard library's: the class is
-    a dataclass to ``fields``, ``replace``, ``asdict`` and to type checkers. What a class means does not differ, but for
-    the signature that ``inspect`` shows of it before the first instance.
+    a dataclass to ``fields``, ``replace``, ``asdict``, ``inspect.signature`` and to type checkers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import reprlib
 from collections.abc import Callable
@@ -50,6 +50,7 @@ def _methods(cls: type[Any], own: dict[str, Any], eq: bool, repr: bool) -> list[
     setter, deleter = _refusals(cls)
     methods: list[tuple[str, Callable[..., Any]]] = [("__init__", _first_init(cls))]
     methods += [("__setattr__", setter), ("__delattr__", deleter)]
+    setattr(cls, "__signature__", _Signature())  # noqa: B010 - what type checkers think of it is settled
     if "__getstate__" not in own:
         methods.append(("__getstate__", _getstate))
     if "__setstate__" not in own:
@@ -68,15 +69,35 @@ def _methods(cls: type[Any], own: dict[str, Any], eq: bool, repr: bool) -> list[
 def _first_init(cls: type[Any]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made = _compiled_init(cls)
-        type.__setattr__(cls, "__init__", made)
+        cls.__init__ = made
         made(self, *args, **kwargs)
 
     return init
 
 
+class _Signature:
+    """``__signature__`` of a class, of its ``__init__`` or of that which a subclass has."""
+
+    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
+        home = next(cls for cls in owner.__mro__ if "__init__" in vars(cls))
+        method = _compiled_init(home) if vars(home).get("__signature__") is self else owner.__init__
+        signature = inspect.signature(method)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
+
+
+class _Made:
+    """The default of a field whose value a factory makes, as ``inspect`` shows it."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_MADE = _Made()
+
+
 def _compiled_init(cls: type[Any]) -> Callable[..., None]:
     """The method that the standard library would make: fields are set in order, then ``__post_init__`` is called."""
-    names: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
+    names: dict[str, Any] = {"_set": object.__setattr__, "_made": _MADE}
     positional: list[str] = []
     keywords: list[str] = []
     lines: list[str] = []
@@ -87,10 +108,10 @@ def _compiled_init(cls: type[Any]) -> Callable[..., None]:
             default, value = f"=_default{number}", f"_default{number}"
         elif each.default_factory is not dataclasses.MISSING:
             names[f"_factory{number}"] = each.default_factory
-            default, value = "=_missing", f"_factory{number}()"
+            default, value = "=_made", f"_factory{number}()"
         if each.init:
             (keywords if each.kw_only else positional).append(each.name + default)
-            made = f"{value} if {each.name} is _missing else {each.name}" if default == "=_missing" else each.name
+            made = f"{value} if {each.name} is _made else {each.name}" if default == "=_made" else each.name
             lines.append(f"_set(_self, {each.name!r}, {made})")
         elif value:
             lines.append(f"_set(_self, {each.name!r}, {value})")
@@ -100,6 +121,7 @@ def _compiled_init(cls: type[Any]) -> Callable[..., None]:
     exec(f"def __init__({arguments}):\n" + "\n".join(f"    {line}" for line in lines or ["pass"]), names)
     init: Callable[..., None] = names["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {each.name: each.type for each in dataclasses.fields(cls) if each.init} | {"return": None}
     return init
 
 
