@@ -246,3 +246,21 @@ def test_a_checkpoint_stands_where_the_fewest_bytes_cross_inputs_left_out():
     for narrow in (8, 13, 17):
         assert one_checkpoint([*even[:narrow], 999, *even[narrow + 1 :]]) == f"mm_{narrow}"
     assert one_checkpoint(even) == one_checkpoint(even, uses=(10,)) == one_checkpoint(even, uses=(16,))
+
+
+@pytest.mark.covers("F3.18")
+@pytest.mark.parametrize("kind", ["efficient", "cudnn", "flash"])
+def test_what_attention_reads_again_in_the_backward_is_saved_as_attention_reads_it(kind):
+    """Its backward counts as random, for its dropout; no kernel computes keys inside it, so they would be written."""
+    build = Builder("primals_1", "tangents_1")
+    x, tangent = build.inputs
+    forward, backward = (
+        getattr(aten, f"_scaled_dot_product_{kind}_attention{end}").default for end in ("", "_backward")
+    )
+    keys = build.call(aten.mm.default, x, x)
+    repeated = build.call(aten.repeat.default, keys, [4, 1], val=torch.empty(16, 4, device="meta"))
+    both = build.call(forward, x, repeated, repeated, val=(x.meta["val"],) * 2)
+    out = build.call(operator.getitem, both, 0)
+    gradients = build.call(backward, tangent, x, repeated, repeated, val=(x.meta["val"],) * 3)
+    result = partition(build.module(out, build.call(operator.getitem, gradients, 0)), 1)
+    assert "repeat" in result.saved_names and "mm" not in result.saved_names

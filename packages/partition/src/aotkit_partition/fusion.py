@@ -8,7 +8,7 @@ import torch.fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
 
 from .joint import JointGraph
-from .op_facts import OpFacts
+from .op_facts import DRAWN, OpFacts
 
 
 def is_fusible(joint: JointGraph, producer: int, consumer: int) -> bool:
@@ -27,7 +27,8 @@ def is_fusible(joint: JointGraph, producer: int, consumer: int) -> bool:
 
 
 def _in_fused_kernel(facts: OpFacts) -> bool:
-    return facts.is_recomputable or facts.is_random
+    drawn = facts.is_random and (facts.name in DRAWN or not facts.is_builtin)
+    return facts.is_recomputable or drawn
 
 
 def _is_mutated_argument(joint: JointGraph, producer: int, consumer: int) -> bool:

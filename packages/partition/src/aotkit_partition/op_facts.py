@@ -70,6 +70,17 @@ RECOMPUTABLE = _names(
     "prims._low_memory_max_pool_offsets_to_indices",
 }
 
+# Elementwise, with a number drawn for each element: a kernel may draw it. Other random operators are kernels of a
+# library's, as attention with its dropout is.
+DRAWN = _names(
+    "aten",
+    """
+    rand rand_like randn randn_like randint randint_like randperm bernoulli native_dropout normal normal_functional
+    uniform random exponential geometric cauchy log_normal poisson binomial dropout alpha_dropout feature_dropout
+    feature_alpha_dropout rrelu rrelu_with_noise rrelu_with_noise_functional _fused_dropout
+    """,
+)
+
 # Higher-order operators have no tags.
 RANDOM_HIGHER_ORDER = frozenset({"higher_order.run_and_save_rng_state"})
 

@@ -3,7 +3,8 @@
 Note [Launches that are shared]
     A launch takes a device about two microseconds whatever it computes, so small kernels are worth as many launches as
     there are of them. Kernels that follow each other, and of which none reads or writes what another one writes, can be
-    one launch: each has program instances of its own in it. Large kernels gain nothing by that.
+    one launch: each has program instances of its own in it. They may write parts of the same tensor that lie beside
+    each other. Large kernels gain nothing by that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 
 from ..ir import Alias, Buffer, BufferKind, CheckedIndex, LoopNest, Program
 from ..ir.walk import buffers_of, contains, instructions
-from .dependencies import memory_roots
+from .dependencies import Dependencies
 from .nests import buffer_bytes, iteration_count
 
 __all__ = ["launch_groups", "moved_bytes", "shares_launch"]
@@ -24,7 +25,8 @@ _LONGEST_SUM = 256  # iterations of a stage
 
 def launch_groups(program: Program) -> tuple[tuple[str, ...], ...]:
     """The names of the nests of each launch that several share, in order; see Note [Launches that are shared]."""
-    root, buffers = memory_roots(program), buffers_of(program)
+    buffers, dependencies = buffers_of(program), Dependencies.of(program)
+    root, parts = dependencies.root, {dependencies.root[name] for name in dependencies.parts}
     found: list[tuple[str, ...]] = []
     names: list[str] = []
     read: set[str] = set()
@@ -43,7 +45,7 @@ def launch_groups(program: Program) -> tuple[tuple[str, ...], ...]:
             end()
             continue
         reads, writes = ({root[name] for name in each} for each in (step.reads, step.writes))
-        if len(names) == MOST_MEMBERS or writes & (read | written) or reads & written:
+        if len(names) == MOST_MEMBERS or writes & (read | (written - parts)) or reads & written:
             end()
         names.append(step.name)
         read |= reads
