@@ -194,6 +194,26 @@ def test_what_waits_for_something_that_waits_is_one_launch_behind_it() -> None:
         torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
 
 
+def test_parts_of_one_tensor_are_written_by_one_launch() -> None:
+    """The steps of a recurrence: each multiplies, and a product of each is a part of the result."""
+
+    def f(dt: torch.Tensor, a: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        decay = torch.exp(dt.unsqueeze(-1) * a[0])
+        found = []
+        for k in range(5):
+            h = decay[:, k] * h
+            found.append(h @ a)
+        return torch.stack(found, -1), torch.cat(found, 1), h
+
+    args = [random(8, 5), random(16, 16, seed=1) / 8, random(8, 16, seed=2)]
+    lowered = lower(f, *args)
+    nests = [step.name for step in lowered.scheduled.steps if hasattr(step, "writes")]
+    assert sum("part" in name for name in nests) >= 10 and not any("exp" in name for name in nests)
+    assert sum("part" in name for name in launches(lowered)) == 1
+    for got, want in zip(bind_program(lowered.program)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_an_option_leaves_each_kernel_its_own_launch() -> None:
     args = [random(64, 32), *(random(32, 32, seed=k) for k in range(4))]
     graph = make_fx(lambda *given: casts_and_products(*given), decompositions(), tracing_mode="fake")(*args)

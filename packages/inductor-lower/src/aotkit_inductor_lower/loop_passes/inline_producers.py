@@ -4,7 +4,8 @@ Note [When a producer is computed again]
     With one reader nothing is computed twice, unless the reader has several passes over its rows or reads fewer
     elements many times. With several readers a producer is inlined if that costs no more than loading its
     result would: few plain instructions and at most one load of full size. A device has arithmetic to spare (an erf
-    for each element that is read), so there a dear one with few readers is inlined, too. Every other value is stored
+    for each element that is read), so there a dear one with few readers is inlined, too, or with many of which each
+    takes a part (the steps of a recurrence). Every other value is stored
     once; the fusion pass then tries to bring its readers into the same kernel. The size of a nest is bounded, so that
     a graph of diamonds stays linear.
 """
@@ -27,6 +28,7 @@ from .drop_dead_steps import drop_dead_steps
 
 __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 
+_PART = 12  # instructions of what many readers take parts of
 _READERS = 3  # of what is dear, where a target computes it again; some of them come together
 
 
@@ -111,6 +113,8 @@ def _verdict(
         return "it has one reader", True
     wide = _wide_loads(nest, elements)
     device = ctx.target.capabilities.recomputes
+    if device and not divides and size <= _PART and _in_parts(nest, buffer, nests, elements, wide):
+        return "each of its readers takes a part of it", True
     again = device if passes <= _READERS and not repeated and _reads_no_wider(nest, buffer) else 0
     cheap = heavy <= again and work - heavy <= options.max_recompute
     little = wide <= 1 or (device > 0 and _reads_no_more(nest, buffer, elements))
@@ -132,6 +136,23 @@ def _scans(reader: LoopNest, buffer: str) -> bool:
 def _passes(reader: LoopNest, buffer: str) -> int:
     """How many different places of a nest read the buffer: stages, times different indices in each."""
     return sum(len({i.indices for i in loads(stage.body, buffer)}) for stage in reader.stages)
+
+
+def _in_parts(nest: LoopNest, buffer: str, readers: Sequence[LoopNest], elements: int, wide: int) -> bool:
+    """Whether an element is read about once, or a few times if what it is made of is read as fast."""
+    read = _elements_read(readers, buffer)
+    few = read <= _READERS * elements and _reads_no_wider(nest, buffer)
+    return wide <= 1 and heavy_count(nest) <= 1 and (read <= elements or few)
+
+
+def _elements_read(readers: Sequence[LoopNest], buffer: str) -> int:
+    """How many elements are read, in all places together."""
+    total = 0
+    for reader in readers:
+        outer = iteration_count(reader.outer)
+        for stage in reader.stages:
+            total += len({i.indices for i in loads(stage.body, buffer)}) * outer * iteration_count(stage.ranges)
+    return total
 
 
 def _iterations(reader: LoopNest, buffer: str) -> int:
