@@ -214,6 +214,20 @@ def test_parts_of_one_tensor_are_written_by_one_launch() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_a_short_sum_before_a_long_pass_does_not_keep_an_image_in_one_program_instance() -> None:
+    """As where channels are normalized by how large they are in the image."""
+
+    def f(x: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * (size / (size.mean(-1, keepdim=True) + 1e-6)) + x,)
+
+    args = [random(4, 200, 100), random(4, 1, 100, seed=1).abs()]
+    lowered = lower(f, *args)
+    last = [step for step in lowered.scheduled.steps if hasattr(step, "outer")][-1]
+    assert [int(loop.size.constant or 0) for loop in last.outer] == [4, 200, 100]
+    for got, want in zip(bind_program(lowered.program)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_an_option_leaves_each_kernel_its_own_launch() -> None:
     args = [random(64, 32), *(random(32, 32, seed=k) for k in range(4))]
     graph = make_fx(lambda *given: casts_and_products(*given), decompositions(), tracing_mode="fake")(*args)

@@ -11,7 +11,8 @@ Note [Loop fission]
     and other kinds of reductions, which it may join too, stay together.
 
     Columns of a device, of which a unit of work goes down several, count as long much sooner: a unit goes down them in
-    small steps.
+    small steps. There one long pass is enough: a short sum before it (the mean of an image's channels) would keep all
+    elements of the image in one unit.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _passes(nest: LoopNest, buffers: Mapping[str, Buffer], target: Target) -> li
     starts = _starts(nest, one_pass)
     if policy is None or len(starts) < 2 or not _may_be_cut(nest, buffers, one_pass):
         return []
-    return starts if _pays(nest, nest.stages[starts[0]], buffers, policy) else []
+    passes = starts if policy.chunk is None else starts[:1]
+    return starts if any(_pays(nest, nest.stages[start], buffers, policy) for start in passes) else []
 
 
 def _starts(nest: LoopNest, one_pass: bool) -> list[int]:
@@ -116,7 +118,7 @@ def _may_be_cut(nest: LoopNest, buffers: Mapping[str, Buffer], one_pass: bool) -
 
 
 def _pays(nest: LoopNest, first: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> bool:
-    """Whether there are few rows, and long ones: threads wait for each other after each pass."""
+    """Whether there are few rows, and long ones in a pass: threads wait for each other after each."""
     results = result_count(nest, policy)
     if not results:
         return False
