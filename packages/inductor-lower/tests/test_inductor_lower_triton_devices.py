@@ -297,6 +297,50 @@ def test_what_is_saved_for_the_backward_is_read_16_bytes_at_once() -> None:
     assert set(vector_bytes(cubin.ptx)) == set(vector_bytes(cubin.ptx, "st")) == {16}
 
 
+def test_kernels_of_equal_code_are_compiled_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here they differ in names and in how many program instances there are."""
+    compiled = []
+    module = import_module("aotkit_inductor_lower.targets.triton.compile")
+
+    def counted(source: Any, arch: int) -> Any:
+        compiled.append(source.name)
+        return compile_kernel(source, arch)
+
+    def three(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return torch.relu(x) + 1, torch.relu(y) + 1, torch.relu(z) * 2
+
+    examples = [torch.empty(rows, 1024) for rows in (64, 128, 256)]
+    lowered = lower(three, *examples, disable=frozenset({"gather-launches"}))
+    sources = [kernel.source for kernel in kernels_of(lowered.program)]
+    assert len(sources) == 3
+    first, second, third = module.compile_all(sources, 90, counted)
+    assert compiled == [sources[0].name, sources[2].name]
+    assert first is second and first.code != third.code
+    loads = []
+    monkeypatch.setattr(InterpreterDriver, "load", lambda self, kernel: loads.append(kernel) or len(loads))
+    program = to_program(assemble(render_program(lowered.scheduled), 90))
+    load_on(program, InterpreterDriver())
+    assert [kernel.source.name for kernel in loads] == compiled
+
+
+def test_equal_launches_of_several_kernels_are_one_kernel() -> None:
+    def layers(x: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(3):
+            q, r = torch.linalg.qr(x)
+            q, r = torch.sin(q), torch.cos(r)
+            x = q @ r
+        return x, q
+
+    given = [torch.randn(24, 16, generator=torch.Generator().manual_seed(0))]
+    lowered = lower(layers, *given)
+    contents = contents_of(lowered.program.binary)
+    launched = [contents.kernels[launch.kernel].source.name for _, own in contents.segments for launch in own]
+    assert len(launched) == 3 and all(name.endswith("_and_more") for name in launched)
+    assert launched[1] == launched[2] and len(contents.kernels) == 2  # the first reads its result in another layout
+    for got, want in zip(interpreted(lowered)(list(given)), layers(*given), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_a_kernel_is_parsed_again_where_threads_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = lower(saves_what_it_reads, torch.empty(8, 16), torch.empty(16, 16))
     (kernel,) = kernels_of(lowered.program)

@@ -18,7 +18,7 @@ from .jit import jit_function
 from .records import Config, Cubin, KernelArgument, KernelSource
 from .render.names import argument_name
 
-__all__ = ["Cubin", "KernelFacts", "compile_all", "compile_kernel", "resource_facts", "vector_bytes"]
+__all__ = ["Cubin", "KernelFacts", "code_identity", "compile_all", "compile_kernel", "resource_facts", "vector_bytes"]
 
 _TYPES: Mapping[DType, str] = {
     DType.F64: "fp64",
@@ -100,7 +100,10 @@ def compile_all(
     sources: Sequence[KernelSource], arch: int, compiler: Callable[[KernelSource, int], Cubin] = compile_kernel
 ) -> list[Cubin | TritonError]:
     """Each source's cubin, or why there is none, as many at once as there are processors: most of the time goes to
-    processes that Triton starts."""
+    processes that Triton starts. Sources with equal code are compiled once."""
+    alike: dict[str, KernelSource] = {}
+    for source in sources:
+        alike.setdefault(code_identity(source), source)
 
     def attempt(source: KernelSource) -> Cubin | TritonError:
         try:
@@ -108,8 +111,22 @@ def compile_all(
         except TritonError as error:
             return error
 
-    with ThreadPoolExecutor(max(1, min(len(sources), os.cpu_count() or 1))) as pool:
-        return list(pool.map(attempt, sources))
+    with ThreadPoolExecutor(max(1, min(len(alike), os.cpu_count() or 1))) as pool:
+        compiled = dict(zip(alike, pool.map(attempt, alike.values()), strict=True))
+    return [compiled[code_identity(source)] for source in sources]
+
+
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # not the `sin` of `libm.sin`
+
+
+def code_identity(source: KernelSource) -> str:
+    """Equal for sources whose compiled code differs in names only. How often a kernel is launched is not part of it."""
+    names: Mapping[str, str] = {argument_name(a): f"argument{k}" for k, a in enumerate(source.arguments)}
+    lines = [line for line in source.text.splitlines() if not line.startswith("#")]
+    text = "\n".join(lines).replace(f"def {source.name}(", "def kernel(")
+    text = _NAME.sub(lambda m: names.get(m[0], m[0]), text)
+    types = [(a.kind, a.dtype.value, a.aligned) for a in source.arguments]
+    return f"{text}\n{types}\n{source.config}{source.checks}{source.fast}"
 
 
 def _cubin(made: Any, source: KernelSource, config: Config, arch: int, keep_ptx: bool) -> Cubin:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,13 +20,13 @@ from ...ops.dtypes import bits, dtype_from_torch_name, torch_name
 from ...symbolic import Expr, to_expr
 from .autotune import LIMITS, Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
-from .compile import compile_all
+from .compile import code_identity, compile_all
 from .errors import TritonError
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
 from .render.kernel import emit_kernel
 from .render.matmul import CONFIGS, dot_site, emit_matmul
-from .render.names import argument_name, function_name
+from .render.names import function_name
 from .render.together import Member, emit_together, may_join
 from .walked_rows import needless_zeros
 
@@ -249,9 +248,7 @@ class _Kernels:
             yield from map(self.launch, nests)
             return
         source, slots = made
-        self.sources.append(source)
-        self.alternatives.append(())
-        yield Launched(nests[0], len(self.sources) - 1, slots, nests[1:])
+        yield Launched(nests[0], self._number(source, ()), slots, nests[1:])
 
     def _named(self, source: KernelSource) -> KernelSource:
         """Equal kernels get one name, that of the first."""
@@ -278,12 +275,15 @@ class _Kernels:
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> Launched:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
-        key = _identity(source)
-        known = self._known.setdefault(key, len(self.sources))
+        return Launched(nest, self._number(source, others), tuple(slots))
+
+    def _number(self, source: KernelSource, others: Sequence[KernelSource]) -> int:
+        """Which kernel this is: an equal one that is there, or a new one."""
+        known = self._known.setdefault(_identity(source), len(self.sources))
         if known == len(self.sources):
             self.sources.append(source)
             self.alternatives.append(tuple(o for o in others if o.arguments == source.arguments))
-        return Launched(nest, known, tuple(slots))
+        return known
 
     def _argument_slot(self, nest: LoopNest, argument: KernelArgument) -> str:
         if argument.kind == "size":
@@ -317,14 +317,7 @@ def program_count_expr(source: KernelSource) -> Expr:
     return count
 
 
-_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # not the `sin` of `libm.sin`
-
-
 def _identity(source: KernelSource) -> str:
     """Equal for kernels that differ in names and comments only."""
-    names: Mapping[str, str] = {argument_name(a): f"argument{k}" for k, a in enumerate(source.arguments)}
-    lines = [line for line in source.text.splitlines() if not line.startswith("#")]
-    text = "\n".join(lines).replace(f"def {source.name}(", "def kernel(")
-    text = _NAME.sub(lambda m: names.get(m[0], m[0]), text)
-    types = [(a.kind, a.dtype.value, a.aligned, str(a.extent)) for a in source.arguments]
-    return f"{text}\n{types}\n{source.config}\n{[str(size) for size, _ in source.grid]}{source.fast}"
+    extents = [str(a.extent) for a in source.arguments]
+    return f"{code_identity(source)}\n{extents}\n{[str(size) for size, _ in source.grid]}"

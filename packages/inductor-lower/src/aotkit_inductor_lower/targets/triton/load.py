@@ -111,7 +111,7 @@ def _moved(plan: LaunchPlan, device: str) -> LaunchPlan:
 
 def _segments(plan: LaunchPlan, contents: Contents, driver: Driver) -> dict[str, Callable[[int, int], int]]:
     position = {name: k for k, name in enumerate(plan.slots)}
-    handles = [driver.load(kernel) for kernel in contents.kernels]
+    handles = _handles(contents, driver)
     found: dict[str, Callable[[int, int], int]] = {}
     for function, launches in contents.segments:
         rows = []
@@ -122,6 +122,18 @@ def _segments(plan: LaunchPlan, contents: Contents, driver: Driver) -> dict[str,
             threads, shared = (cubin.threads, cubin.shared) if cubin is not None else (32, 0)
             rows.append(LaunchRow(handles[launch.kernel], position[launch.grid], threads, shared, tuple(arguments)))
         found[function] = segment_runner(driver.launch, LaunchTable(rows), driver.mend)
+    return found
+
+
+def _handles(contents: Contents, driver: Driver) -> list[int]:
+    """What the driver launches each kernel by. Kernels that were compiled once are loaded once."""
+    loaded: dict[object, int] = {}
+    found = []
+    for kernel in contents.kernels:
+        code = id(kernel) if kernel.cubin is None else (kernel.cubin.name, kernel.cubin.code)
+        if code not in loaded:
+            loaded[code] = driver.load(kernel)
+        found.append(loaded[code])
     return found
 
 
