@@ -19,9 +19,12 @@ transformers.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -247,18 +250,29 @@ def prefill(chosen: argparse.Namespace, clock: Clock) -> None:
         print(f"| {form} | {eager:.0f} | {own:.0f} | {median_ratio(*times):.2f} | {apart:+.1e} |", flush=True)
 
 
-@torch.no_grad()
 def resident(chosen: argparse.Namespace, clock: Clock) -> None:
-    """A table of the memory that a model takes beside its weights, in a process that has compiled another one."""
+    """A table of the memory that a model takes beside its weights, each format in a process of its own, which has
+    compiled another model before."""
     print("| weights | MiB of them | MiB with the model | after tokens in eager mode | after ours | ours, of weights |")
     print("|---|---:|---:|---:|---:|---:|")
-    sizes = (24, 128000) if chosen.large else (6, 16000)
     for form in chosen.formats:
-        before = _resident_in(form, (1, 1000), chosen.tokens, clock)
-        marks = [mark - before[-1] for mark in _resident_in(form, sizes, chosen.tokens, clock)]
-        weights = _all_bytes(make_model(form, *sizes)) / 2**20
-        shown = " | ".join(f"{mark:.0f}" for mark in marks)
-        print(f"| {form} | {weights:.0f} | {shown} | {marks[-1] / weights:.2f} |", flush=True)
+        command = [sys.executable, "-m", "tools.bench.decode", "--resident-row", form, "--tokens", str(chosen.tokens)]
+        command += ["--threads", str(chosen.threads), *(["--large"] if chosen.large else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+        print(done.stdout.splitlines()[-1], flush=True)
+
+
+@torch.no_grad()
+def resident_row(chosen: argparse.Namespace, clock: Clock) -> None:
+    """A row of that table, measured in this process."""
+    form, sizes = chosen.resident_row, (24, 128000) if chosen.large else (6, 16000)
+    before = _resident_in(form, (1, 1024), chosen.tokens, clock)
+    marks = [mark - before[-1] for mark in _resident_in(form, sizes, chosen.tokens, clock)]
+    weights = _all_bytes(make_model(form, *sizes)) / 2**20
+    shown = " | ".join(f"{mark:.0f}" for mark in marks)
+    print(f"| {form} | {weights:.0f} | {shown} | {marks[-1] / weights:.2f} |", flush=True)
 
 
 def _all_bytes(model: nn.Module) -> int:
@@ -268,19 +282,25 @@ def _all_bytes(model: nn.Module) -> int:
 def _resident_in(form: str, sizes: tuple[int, int], tokens: int, clock: Clock) -> list[float]:
     """MiB that are resident with the model, after tokens of eager mode, and after ours, cache included."""
     torch._dynamo.reset()
-    gc.collect()
     model = make_model(form, *sizes)
-    gc.collect()
-    marks = [resident_mb()]
+    marks = [_trimmed_mb()]
     for call in (model, _compiled(model)):
         way = Decoder(model, call, clock)
         way.prefill()
         for _ in range(tokens):
             way.token()
         del way
-        gc.collect()
-        marks.append(resident_mb())
+        marks.append(_trimmed_mb())
     return marks
+
+
+def _trimmed_mb() -> float:
+    """What is resident once freed memory went back to the system: making a model leaves much of it."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # of glibc
+        trim(0)
+    return resident_mb()
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:
@@ -387,6 +407,7 @@ def main() -> int:
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--openvino", action="store_true")
     parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--resident-row", choices=list(FORMATS), help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -395,10 +416,11 @@ def main() -> int:
         parser.error("OpenVINO is not installed")
     torch.set_num_threads(chosen.threads)
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
-    if not chosen.resident:
+    if not (chosen.resident or chosen.resident_row):
         keep_freed_memory()
     print(f"{machine()}; threads: {chosen.threads}\n")
     tables = {"products": products, "attention": attention, "prefill": prefill, "resident": resident}
+    tables["resident_row"] = resident_row
     for name in (name for name in tables if getattr(chosen, name)):
         tables[name](chosen, clock)
         return 0
