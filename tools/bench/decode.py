@@ -4,6 +4,7 @@ python -m tools.bench.decode                        a Llama of 104 M parameters,
 python -m tools.bench.decode --large                24 layers and 128 000 words: the weights fit no cache
 python -m tools.bench.decode --huge-pages           weights, and the tensor that is summed, in huge pages
 python -m tools.bench.decode --formats int8 --inductor
+python -m tools.bench.decode --saved                the saved step as well, which runs without Dynamo's guards
 python -m tools.bench.decode --openvino             OpenVINO's time as well, where it is installed
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
@@ -25,9 +26,12 @@ import gc
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,7 +39,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import aotkit  # noqa: F401  (registers the backend)
+import aotkit
 from aotkit import huge_pages
 from aotkit_inductor_lower import LowerOptions, compile_graph
 from aotkit_inductor_lower.memory.huge_pages import move_to_huge_pages
@@ -181,6 +185,28 @@ class Decoder:
         self.tokens.append(int(logits[0, -1].argmax()))
 
 
+def step(model: nn.Module, cache: Any, word: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The logits of the next word."""
+    logits: torch.Tensor = model(word, past_key_values=cache, cache_position=place, position_ids=place[None]).logits
+    return logits
+
+
+class SavedStep:
+    """The step, saved and loaded, called as the model is."""
+
+    def __init__(self, model: nn.Module, cache: Any) -> None:
+        self._model = model
+        compiled = aotkit.saved.compile_to_save(step, (model, cache, torch.tensor([[1]]), torch.tensor([PROMPT])))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "step.aotkit"
+            aotkit.saved.save_compiled_function(compiled, path)
+            self._loaded = aotkit.saved.load_compiled_function(path)
+
+    def __call__(self, word: torch.Tensor, *, past_key_values: Any, cache_position: torch.Tensor, **others: Any) -> Any:
+        """An object with ``logits``."""
+        return SimpleNamespace(logits=self._loaded(self._model, past_key_values, word, cache_position))
+
+
 def weight_bytes(model: nn.Module) -> int:
     """What is read for one token: all parameters and buffers but the embedding's other rows."""
     tensors = {
@@ -204,6 +230,8 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
     calls: dict[str, Any] = {"eager": model, "aotkit": _compiled(model)}
     if chosen.inductor:
         calls["inductor"] = torch.compile(model)
+    if chosen.saved:
+        calls["aotkit, saved"] = model
     if chosen.openvino:
         calls["OpenVINO"] = model  # until there is a cache with the prompt in it
     ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
@@ -213,7 +241,9 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
         huge_pages.move_weights(model)
     for way in ways.values():
         way.prefill()
-        if way.call is model and way is not ways["eager"]:
+        if way is ways.get("aotkit, saved"):
+            way.call = SavedStep(model, way.cache)
+        elif way.call is model and way is not ways["eager"]:
             way.call = OpenVinoStep(model, way.cache, chosen.threads, dynamic=form == "int8 dynamic")
         for _ in range(2):
             way.token()  # compiles
@@ -406,6 +436,7 @@ def main() -> int:
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--openvino", action="store_true")
+    parser.add_argument("--saved", action="store_true")
     parser.add_argument("--resident", action="store_true")
     parser.add_argument("--resident-row", choices=list(FORMATS), help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=24)
