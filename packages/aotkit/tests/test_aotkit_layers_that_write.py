@@ -144,6 +144,20 @@ def test_layers_with_caches_are_captured_once(shown: Any) -> None:
     assert [sum(layers) for layers in once] == [COUNT - 1] and not apart
 
 
+@pytest.mark.parametrize("place", [ROOM, -1, 1 << 40])
+def test_a_place_behind_the_end_of_the_caches_writes_nothing(place: int) -> None:
+    torch.manual_seed(0)
+    options = {"fallback": "error", "cache": False, "repeated_layers": "once", "redzones": True}
+    call = torch.compile(Stack(Cached, own), backend="aotkit", options=options)
+    around = torch.randn(COUNT, 3 * ROOM, WIDTH, dtype=torch.float64)  # caches with memory before and behind them
+    kept, x = around.clone(), arguments()[0]
+    with torch.no_grad():
+        call(x, [cache.clone() for cache in around[:, ROOM : 2 * ROOM]], torch.tensor([1]))
+        with pytest.raises(IndexError, match="out of range"):
+            call(x, list(around[:, ROOM : 2 * ROOM].unbind()), torch.tensor([place]))
+    assert torch.equal(around, kept)
+
+
 @pytest.mark.parametrize("chosen", [{"verify": True}, {"redzones": True}], ids=str)
 def test_other_options_hold_for_layers_with_caches(chosen: dict[str, Any]) -> None:
     torch.manual_seed(0)
