@@ -54,6 +54,38 @@ def name_of(entry: dict[str, Any]) -> str:
     )
 
 
+SAVED = """
+import os, sys, torch, aotkit
+import saved as names
+
+if sys.argv[1] == "save":
+    torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
+    compiled = torch.compile(names.f, fullgraph=True, backend="aotkit").aot_compile(((torch.ones(3),), {}))
+    compiled.save_compiled_function("f.pt")
+elif __name__ == "__main__":
+    from torch._dynamo.guards import GuardManagerWrapper
+
+    write, texts = GuardManagerWrapper.__str__, []
+    GuardManagerWrapper.__str__ = lambda self: texts.append(1) or write(self)
+    with open("f.pt", "rb") as file:
+        loaded = torch.compiler.load_compiled_function(file, f_globals=vars(names))
+    assert torch.equal(loaded(torch.ones(3)), torch.full((3,), 2.0))
+    assert len(texts) == ("TORCH_TRACE" in os.environ), texts
+"""
+
+
+def test_a_load_of_what_torch_saved_is_told_and_costs_no_text_where_none_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SAVED)
+    (tmp_path / "saved.py").write_text("import torch\n\n\ndef f(x):\n    return x + 1\n")
+    traced = {"TORCH_TRACE": str(tmp_path / "trace")}
+    for what, variables in (("save", {}), ("load", {}), ("load", traced)):
+        command, env = [sys.executable, "program.py", what], environment(tmp_path, **variables)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+    (told,) = [e for e in entries(tmp_path / "trace") if name_of(e) == "aotkit_saved_function_loaded"]
+    assert json.loads(told["payload"])["bytes"] > 0
+
+
 def run(folder: Path, trace: str) -> list[dict[str, Any]]:
     (folder / "program.py").write_text(PROGRAM)
     env = environment(folder, TORCH_TRACE=str(folder / trace))

@@ -16,6 +16,7 @@ from aotkit_cache import Uncacheable
 from ..artifact.custom_ops import operators_of
 from ..artifact.graph_contract import contract_of
 from ..errors import CompileError
+from ..frontend.structured_trace import publish_artifact
 from .saved_graph import SavedGraph, read_graph, write_graph
 
 if TYPE_CHECKING:
@@ -46,8 +47,14 @@ class SavedByTorch(SerializableCallable):  # type: ignore[misc]
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> SavedByTorch:
-        """The graph again. Raises :class:`aotkit.PackageError` for one that is damaged or can't run here."""
-        return cls(read_graph(data))
+        """The graph again. Raises :class:`aotkit.PackageError` for one that is damaged or can't run here.
+
+        The load is told in structured traces. Where nobody asked for one, torch finds that out with the first thing
+        that is told, for which it makes the text: this line, not the table of all guards, which comes next.
+        """
+        graph = read_graph(data)
+        publish_artifact("saved_function_loaded", lambda: {"bytes": len(data), "options": graph.options}, "json")
+        return cls(graph)
 
 
 def complete_graph(job: GraphJob, gm: torch.fx.GraphModule, args: Sequence[Any], held: Sequence[Any]) -> SavedGraph:
