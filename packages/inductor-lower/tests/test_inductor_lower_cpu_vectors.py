@@ -298,7 +298,7 @@ def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: s
     buffers, target, found = {b.name: b for b in program.buffers}, generic_machine(bits), []
     for step in program.steps:
         if isinstance(step, LoopNest):
-            kernel = version_loops(map_loops(kernel_of(step, buffers, {}), target), target)
+            kernel = version_loops(map_loops(kernel_of(step, buffers), target), target)
             found.append(", short ".join(map(shown, (kernel, *(version for _, version in kernel.versions)))))
     text = "; ".join(found)
     for symbol, name in zip(dict.fromkeys(source[0] for source in program.symbol_sources), "abcd", strict=False):

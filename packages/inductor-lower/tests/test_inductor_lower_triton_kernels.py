@@ -54,7 +54,7 @@ def sources(program: Program, limits: TileLimits | None = None, fast: bool = Fal
     """The kernels of a program that holds nests only."""
     buffers = {b.name: b for b in program.buffers}
     nests = [step for step in program.steps if isinstance(step, LoopNest)]
-    kernels = [kernel_of(nest, buffers, {}) for nest in nests]
+    kernels = [kernel_of(nest, buffers) for nest in nests]
     return [emit_kernel(kernel, limits or TileLimits(), fast=fast) for kernel in kernels]
 
 
@@ -590,7 +590,7 @@ def test_a_value_of_each_row_does_not_make_columns_rows() -> None:
 def test_a_tile_of_one_column_moves_sixteen_times_what_it_needs() -> None:
     program = sums(8192, 30528, "30528, 1", "bfloat16", "bf16", "r0, i0")
     (nest,) = (step for step in program.steps if isinstance(step, LoopNest))
-    kernel = kernel_of(nest, {b.name: b for b in program.buffers}, {})
+    kernel = kernel_of(nest, {b.name: b for b in program.buffers})
     looped = [nest for nest in perfect_nests(kernel) if nest.loops]
     grid = kernel.grid[0].symbol
     assert narrowest(kernel, looped, {grid: 1}) == 2
@@ -641,7 +641,7 @@ def test_a_kernel_may_be_called_what_a_device_function_is() -> None:
         nest = program.steps[0]
         assert isinstance(nest, LoopNest)
         buffers = {b.name: b for b in program.buffers}
-        kernel = kernel_of(replace(nest, name=name), buffers, {})
+        kernel = kernel_of(replace(nest, name=name), buffers)
         source = emit_kernel(kernel)
         assert source.name == f"{name}_kernel"
         x, y = torch.arange(5.0), torch.zeros(5)

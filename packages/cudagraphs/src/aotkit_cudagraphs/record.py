@@ -53,7 +53,7 @@ class _Home:
     index: int = -1
     start: int = 0
     slot: Slot | None = None
-    static: Layout | None = None  # of an input that is used in place
+    layout: Layout | None = None  # of an input, as the callable gets it
 
 
 def record_node(
@@ -137,13 +137,13 @@ def _arguments(
                 buffer = buffer_like(value.detach())
             made.values.append(buffer)
             made.inputs.append(NodeInput(place, _unowned(buffer, pool, driver), expanded_dims(value)))
-            made.homes.append(_Home(StorageWeakRef(buffer.untyped_storage()), index))
+            made.homes.append(_Home(StorageWeakRef(buffer.untyped_storage()), index, layout=Layout.of(buffer)))
         elif place is Place.STATIC:
             made.values.append(value.detach())
             made.inputs.append(NodeInput(place, address=value.data_ptr()))
             start = int(value.storage_offset()) * value.element_size()
             layout = Layout.of(value)
-            made.homes.append(_Home(StorageWeakRef(value.untyped_storage()), index, start, static=layout))
+            made.homes.append(_Home(StorageWeakRef(value.untyped_storage()), index, start, layout=layout))
         else:
             made.values.append(value)
             made.inputs.append(NodeInput(place))
@@ -215,7 +215,7 @@ def _describe_output(value: Any, known: dict[int, _Home], slots: dict[int, Slot]
         if home.slot is not None:
             return NodeOutput(Source.PATH, PathTensor(home.slot, layout), home.slot)
         distance = layout.offset * value.element_size() - home.start
-        whole = home.static is not None and home.static.describes(value)
+        whole = home.layout is not None and home.layout.describes(value)
         return NodeOutput(Source.INPUT, layout, index=home.index, distance=distance, whole=whole)
     if storage.data_ptr() in slots:
         return NodeOutput(Source.NEW, layout, slots[storage.data_ptr()])

@@ -52,7 +52,7 @@ class NodeOutput:
         slot: NEW and PATH: whose memory it is.
         index: INPUT: which input it is a view of.
         distance: INPUT: bytes from the input's first element to the result's.
-        whole: INPUT: the static input itself was returned.
+        whole: INPUT: all of the input was returned, as it lies.
     """
 
     source: Source
