@@ -22,7 +22,6 @@ USERS: dict[str, tuple[str, ...]] = {
     "_observer.py": (
         "aot-trace", "aotkit", "cache", "cudagraphs", "inductor-lower", "partition", "runtime-wrappers",
     ),
-    "_frozen.py": ("aotkit", "functionalize", "inductor-lower", "runtime-wrappers"),
     "_notices.py": ("aotkit", "cache", "partition"),
     "_records.py": ("aot-trace", "cudagraphs", "functionalize", "inductor-lower", "partition", "runtime-wrappers"),
     "_kept_checks.py": ("aot-trace", "inductor-lower", "partition"),

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import copy
-import dataclasses
 import enum
-import inspect
-import pickle
 import random
 import tomllib
 from collections.abc import Callable, Mapping
@@ -21,7 +17,6 @@ import aotkit_functionalize.symbols
 from aotkit._size_text import SizeTextError, evaluate_tree, fold, parse_size, scan_size, symbols_in, write_size
 from aotkit.artifact import guards
 from aotkit_cache._observer import SILENT
-from aotkit_functionalize._frozen import dataclass as frozen_dataclass
 from aotkit_inductor_lower.symbolic import SymbolKind
 from aotkit_inductor_lower.symbolic.text import ScanError, parse_expr
 from aotkit_partition._records import Format
@@ -310,128 +305,3 @@ def test_the_silent_observer_asks_for_no_text() -> None:
         SILENT.event("b", {})
         SILENT.dump("c", "graphs", lambda: pytest.fail("asked for"))
     assert repr(SILENT) == "SILENT"
-
-
-# -- frozen dataclasses ----------------------------------------------------------------------------------------------
-
-
-@frozen_dataclass(frozen=True, slots=True)
-class Sized:
-    """With what a class may have: a default, a factory, a field that is computed, methods of its own."""
-
-    name: str
-    sizes: tuple[int, ...] = ()
-    notes: list[str] = field(default_factory=list, compare=False, repr=False)
-    count: int = field(init=False, hash=False)
-    kind: str = field(default="leaf", kw_only=True)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", len(self.sizes))
-
-    @property
-    def text(self) -> str:
-        return f"{self.name}:{self.count}"
-
-
-def body_of(draw: random.Random) -> dict[str, Any]:
-    """Fields and methods of a class, at random."""
-    annotations: dict[str, Any] = {}
-    body: dict[str, Any] = {"__annotations__": annotations, "__module__": __name__, "__qualname__": "Drawn"}
-    names = [f"x{n}" for n in range(draw.randrange(5))]
-    for place, name in enumerate(names):
-        annotations[name] = int
-        settings: dict[str, Any] = {key: draw.choice((True, False)) for key in ("compare", "repr")}
-        settings["hash"] = draw.choice((None, None, settings["compare"]))
-        settings["init"] = draw.random() < 0.8
-        if not settings["init"] or place > len(names) // 2:
-            settings.update(draw.choice(({"default": 7}, {"default_factory": lambda: 8})))
-        else:
-            settings["kw_only"] = draw.random() < 0.2
-        body[name] = field(**settings)
-    own = {
-        "__repr__": lambda self: "mine",
-        "__eq__": lambda self, other: other is not None,
-        "__hash__": lambda self: 5,
-        "__post_init__": lambda self: None,
-    }
-    body.update({name: method for name, method in own.items() if draw.random() < 0.15})
-    return body
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_frozen_dataclasses_are_those_of_the_standard_library(seed: int) -> None:
-    draw = random.Random(seed)
-    settings = {"frozen": True, "slots": True, "eq": draw.random() < 0.8, "repr": draw.random() < 0.8}
-    body = body_of(random.Random(seed))
-    decorators = (frozen_dataclass, dataclass)
-    ours, theirs = (each(**settings)(type("Drawn", (), body_of(random.Random(seed)))) for each in decorators)
-    taken = [f for f in dataclasses.fields(theirs) if f.init]
-    values = {f.name: draw.randrange(2) for f in taken if f.default is f.default_factory or draw.random() < 0.5}
-    other = {**values, **({draw.choice(sorted(values)): 5} if values else {})}
-
-    def outcome(made: type[Any]) -> list[Any]:
-        def tell(what: Callable[[], Any]) -> Any:
-            try:
-                return what()
-            except (AttributeError, TypeError) as error:
-                return type(error), str(error).replace("Drawn.__init__", "__init__").replace("_self", "self")
-
-        one, again, changed = made(**values), made(**values), made(**other)
-        told = [[getattr(one, f.name) for f in dataclasses.fields(one)], dataclasses.asdict(one)]
-        told += [one == again, one == changed, one != changed, one == None, one == 3]  # noqa: E711
-        told += [tell(lambda: hash(one) == hash(again)), tell(lambda: hash(one) == hash(changed)), made.__match_args__]
-        if settings["repr"] or "__repr__" in body:
-            told += [repr(one), repr(changed)]
-        for f in dataclasses.fields(one):
-            told += [tell(lambda: setattr(one, f.name, 1)), tell(lambda: delattr(one, f.name))]  # noqa: B023
-        told += [tell(lambda: made(**values, unknown=1)), tell(lambda: made(*range(9)))]
-        told += [
-            str(inspect.signature(made)),
-            made.__dataclass_params__.frozen,
-            made.__slots__,
-            repr(made.__dataclass_params__),
-        ]
-        told += [[getattr(dataclasses.replace(one), f.name) for f in dataclasses.fields(one) if f.init]]
-        told += [[getattr(copy.deepcopy(one), f.name) for f in dataclasses.fields(one)]]
-        return told
-
-    assert outcome(ours) == outcome(theirs)
-
-
-def test_a_frozen_dataclass_is_complete_before_and_after_its_first_instance() -> None:
-    assert dataclasses.is_dataclass(Sized) and Sized.__doc__ is not None
-    one = Sized("a", (1, 2), ["n"])
-    assert (one.count, one.kind, one.text) == (2, "leaf", "a:2")
-    assert repr(one) == "Sized(name='a', sizes=(1, 2), count=2, kind='leaf')"
-    assert one == Sized("a", (1, 2)) != Sized("a", (1,)) and len({one, Sized("a", (1, 2))}) == 1
-    assert pickle.loads(pickle.dumps(one)) == one and pickle.loads(pickle.dumps(one)).notes == ["n"]
-    assert copy.copy(one) == one and replace(one, name="b").name == "b"
-    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"):
-        one.name = "c"  # type: ignore[misc]
-    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot delete field 'name'"):
-        del one.name
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
-        Sized()  # type: ignore[call-arg]
-    nan = float("nan")
-    assert Sized("a", (nan,)) == Sized("a", (nan,))  # by identity, as in tuples
-
-    class Below(Sized):  # its instances have a __dict__
-        pass
-
-    below = Below("a")
-    below.more = 1  # type: ignore[attr-defined]
-    assert below.more == 1 and below != Sized("a")  # type: ignore[attr-defined]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        below.name = "b"  # type: ignore[misc]
-
-    @frozen_dataclass(frozen=True, slots=True)
-    class Longer(Sized):
-        last: int = 0
-
-    assert str(inspect.signature(Longer)) == (
-        "(name: 'str', sizes: 'tuple[int, ...]' = (), notes: 'list[str]' = <factory>, last: 'int' = 0, *, "
-        "kind: 'str' = 'leaf') -> None"
-    )
-    assert Longer("a", last=3) == Longer("a", last=3) != Longer("a", last=4)
-    with pytest.raises(TypeError, match="frozen and have slots"):
-        frozen_dataclass(frozen=True, slots=False)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ._frozen import dataclass
 from .errors import UnknownOption
 from .options import Options
 from .recorder import LOG_KINDS

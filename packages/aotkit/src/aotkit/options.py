@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from aotkit_inductor_lower.options import Processor
 
-from ._frozen import dataclass
 from .errors import UnknownOption
 
 __all__ = ["MODES", "Options"]

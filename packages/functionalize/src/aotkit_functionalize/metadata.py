@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ._frozen import dataclass
+from dataclasses import dataclass
+
 from ._records import Format
 from .records import CallContract
 from .subclasses.meta import SubclassBoundary, SubclassType, TypeForm

@@ -25,10 +25,8 @@ Note [Inputs that the backward writes to]
 from __future__ import annotations
 
 import enum
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
-
-from ._frozen import dataclass
 
 __all__ = [
     "BackwardWrite",

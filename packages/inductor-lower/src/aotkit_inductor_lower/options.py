@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
-
-from ._frozen import dataclass
 
 __all__ = ["INTERPRETERS", "Interpreter", "LowerOptions", "Processor"]
 

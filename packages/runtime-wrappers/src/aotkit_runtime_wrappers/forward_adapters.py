@@ -21,13 +21,12 @@ Note [Lazy inputs]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ._frozen import dataclass
 from ._torch_compat import dtype_from_name, fake_mode_of
 from .boxed import BoxedCallable
 from .contract import Dim, GraphMetadata, TensorMeta, bits_of, same_with_bits, without_lazy_bits

@@ -9,11 +9,11 @@ Note [Duplicates are recognised by identity]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ._frozen import dataclass
 from ._records import Format
 from .contract import Dim, ViewSpec
 from .errors import CallingConventionError, PlanError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._frozen import dataclass
 from .errors import AliasingChangedError
 
 __all__ = ["AliasCheck", "PlacedArguments", "byte_range", "placed", "refuse_new_aliases", "refuse_place", "storage_id"]

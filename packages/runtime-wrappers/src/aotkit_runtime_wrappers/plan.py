@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ._frozen import dataclass
 from ._records import Format
 from .contract import Dim, SubclassBoundary, TensorMeta
 from .errors import PlanError

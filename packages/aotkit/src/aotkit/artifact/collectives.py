@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from .._frozen import dataclass
 
 __all__ = ["RANKS_ARE_NO_PROCESSES", "Collective", "collectives_of", "groups_of_inputs"]
 

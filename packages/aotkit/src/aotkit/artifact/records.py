@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,6 @@ from aotkit_inductor_lower import CompiledProgram
 from aotkit_inductor_lower.launch_plan.program_text import program_from_json, program_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
-from .._frozen import dataclass
 from ..frontend.written_out_regions import calls_regions, write_out_regions
 from .collectives import Collective, collectives_of
 from .tensors import bytes_of, tensor_of

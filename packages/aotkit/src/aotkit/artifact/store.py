@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from aotkit_cache import ArtifactCache, CacheError, CacheKey, CacheWarning, environment_parts, make_key, open_cache
 from aotkit_cache.stores import DistributedStore
 
-from .._frozen import dataclass
 from .._notices import warn_user
 from ..recorder import Recorder
 from .collectives import RANKS_ARE_NO_PROCESSES

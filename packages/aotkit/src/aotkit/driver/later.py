@@ -6,14 +6,13 @@ It is there on a cache hit too, so whatever compiles is imported when somebody a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aotkit_runtime_wrappers.double_backward import GradientRequest
 
-from .._frozen import dataclass
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..errors import notify_eager
 from ..frontend.structured_trace import as_part_of, current_compile_id

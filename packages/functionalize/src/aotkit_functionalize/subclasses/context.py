@@ -13,12 +13,11 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 
-from .._frozen import dataclass
 from ..errors import Unsupported
 
 __all__ = ["SymbolicDim", "contains_symbols", "decode_class", "decode_context", "encode_class", "encode_context"]

@@ -13,13 +13,13 @@ Note [Tensor subclasses at the boundary]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .._frozen import dataclass
 from .._records import Format
 from ..errors import Unsupported
 from ..records import CallContract, SymbolBinding, TensorMeta, ViewSpec

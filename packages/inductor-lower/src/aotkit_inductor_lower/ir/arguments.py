@@ -10,9 +10,8 @@ Note [NaN literals compare equal]
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from .._frozen import dataclass
 from ..symbolic import Expr
 
 __all__ = ["Arg", "BufferRef", "Literal", "Origin", "SymInput", "is_negative_zero"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .._frozen import dataclass
 from ..symbolic import Symbol
 from .records import LaunchPlan
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .._frozen import dataclass
 from ..ir.arguments import Arg, BufferRef, Origin, SymInput
 from ..symbolic import Expr
 

@@ -22,12 +22,11 @@ Note [Attention as an operator]
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .._frozen import dataclass
 
 __all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_BACKWARD_WITH_SCORES"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from .._frozen import dataclass
 from .dtypes import ARITHMETIC_INTS, FLOATS, DType
 
 __all__ = ["Expansion", "Write"]

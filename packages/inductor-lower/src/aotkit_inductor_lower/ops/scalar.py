@@ -15,6 +15,7 @@ Note [Types of ops]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._frozen import dataclass
 from ..errors import IRError
 from . import expansions as body
 from . import reference as ref

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from .._frozen import dataclass
 from ..base_views import base_of
 from ..contract import ViewSpec
 from ..source import Source, tuple_text

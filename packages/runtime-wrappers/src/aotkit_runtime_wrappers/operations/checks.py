@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from .._frozen import dataclass
 from ..checks import check_value
 from ..contract import Dim, TensorMeta
 from ..dims import evaluate_all, render_tuple

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from .._frozen import dataclass
 from .._torch_compat import set_grad_enabled
 from ..source import Source
 from .operation import Operation, Value, Values

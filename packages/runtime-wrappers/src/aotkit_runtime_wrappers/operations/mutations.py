@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from .._frozen import dataclass
 from ..contract import Dim, ViewSpec
 from ..dims import evaluate, evaluate_all, render_tuple
 from ..source import Source, offset_text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .._frozen import dataclass
+from dataclasses import dataclass
+
 from ..contract import Dim, ViewSpec
 from ..dims import evaluate, evaluate_all, render, render_tuple
 from ..source import Source, offset_text

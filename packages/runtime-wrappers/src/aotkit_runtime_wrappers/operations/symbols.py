@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from .._frozen import dataclass
 from ..source import Source
 from .operation import Operation, Value, Values
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .._frozen import dataclass
 from .._torch_compat import advance_version
 from ..runtime import bump_versions, set_versions, versions_of
 from ..source import Source, tuple_text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from .._frozen import dataclass
 from ..contract import Dim, ViewSpec, with_lazy_bits
 from ..dims import evaluate, evaluate_all, render, render_tuple
 from ..runtime import mark_dynamic, replay_view, with_history

@@ -15,7 +15,8 @@ Note [Witnesses]
 
 from __future__ import annotations
 
-from .._frozen import dataclass
+from dataclasses import dataclass
+
 from ..contract import Opaque, SubclassBoundary, SubclassMeta
 from ..operations.symbols import BindSymbol
 

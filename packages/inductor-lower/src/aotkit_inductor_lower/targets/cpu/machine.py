@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import llvmlite.binding as llvm
 
-from ..._frozen import dataclass
 from ...errors import CodegenError
 from ...native import ensure_llvm, machine_for, symbol_address, tiles_allowed
 from ...ops.scalar import MATH, MathSymbol
