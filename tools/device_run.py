@@ -79,6 +79,7 @@ def items(dry_run: bool) -> Iterator[Item]:
             yield Item("sanitizer", path.stem, command, figures=False, seconds=480)
     for kernel in KERNELS:
         yield measured("kernels", f"kernel/{kernel}")
+    yield Item("kernels", "tiles", (sys.executable, "-m", "tools.bench.triton_tiles"), figures=False)
     for part in range(OPERATOR_PARTS if not dry_run else 1):
         yield Item("operators", f"part {part}", _operators(part, dry_run), figures=False, seconds=480)
     for name in MODEL_NAMES:
@@ -125,7 +126,7 @@ def run(item: Item, out: Path) -> dict[str, Any]:
     figures = {}
     if item.figures and status == 0:
         figures = json.loads(said.splitlines()[-1])
-    tail = (said[-4000:] + err[-4000:]) if status else said[-400:]
+    tail = (said[-4000:] + err[-4000:]) if status else said[-4000:]
     return {"status": status, "seconds": time.monotonic() - begin, "figures": figures, "output": tail}
 
 
