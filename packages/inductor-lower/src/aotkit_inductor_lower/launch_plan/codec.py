@@ -72,8 +72,15 @@ def compiled_to_raw(compiled: CompiledProgram) -> Json:
 
 
 def compiled_from_raw(data: Json) -> CompiledProgram:
-    """The inverse of :func:`compiled_to_raw`. Raises ``ValueError`` for another format."""
-    _check(data)
+    """The inverse of :func:`compiled_to_raw`. Raises ``ValueError`` for another format and for a damaged program."""
+    try:
+        _check(data)
+        return _compiled_in(data)
+    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise ValueError(f"the compiled program is damaged: {type(error).__name__}: {error}") from error
+
+
+def _compiled_in(data: Json) -> CompiledProgram:
     kernels = tuple(
         KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line), combo)
         for name, function, segment, nodes, ops, line, combo in data["kernels"]

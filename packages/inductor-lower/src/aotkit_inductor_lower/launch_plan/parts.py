@@ -22,8 +22,8 @@ import torch
 
 from .._records import Format
 from .._user_kernels import KernelName
+from .codec import compiled_from_raw, compiled_to_raw
 from .layout import Layout
-from .program_text import program_from_raw, program_to_raw
 from .records import CompiledProgram
 
 __all__ = [
@@ -234,10 +234,11 @@ class _DtypeForm:
 
 class _ProgramForm:
     def to_raw(self, value: Program) -> Any:
-        return program_to_raw(value)
+        return compiled_to_raw(value) if isinstance(value, CompiledProgram) else parts_to_raw(value)
 
     def from_raw(self, raw: Any) -> Program:
-        return program_from_raw(raw)
+        in_parts = isinstance(raw, dict) and isinstance(raw.get("format"), str)
+        return parts_from_raw(raw) if in_parts else compiled_from_raw(raw)
 
 
 _FORMAT = Format(

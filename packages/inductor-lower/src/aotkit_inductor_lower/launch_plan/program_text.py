@@ -56,7 +56,4 @@ def program_from_raw(raw: Any) -> Program:
         from .parts import parts_from_raw
 
         return parts_from_raw(raw)
-    try:
-        return compiled_from_raw(raw)
-    except (KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise ValueError(f"the compiled program is damaged: {type(error).__name__}: {error}") from error
+    return compiled_from_raw(raw)
