@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_to_program, decompositions
 from aotkit_inductor_lower.compiled import Compiled
-from aotkit_inductor_lower.symbolic import Expr, to_expr
+from aotkit_inductor_lower.kernel_passes.linearize import extents_of
 from aotkit_inductor_lower.targets.triton import KernelSource, TritonError, kernels_of
 from aotkit_inductor_lower.targets.triton.compile import compile_all
 from aotkit_inductor_lower.targets.triton.records import Config
@@ -124,22 +124,13 @@ def alternatives(source: KernelSource) -> Iterator[KernelSource]:
                 yield replace(source, config=config)
 
 
-def extents(found: Compiled) -> dict[str, Expr]:
-    """Elements from the first to the last, of each buffer."""
-    made = {}
-    for buffer in found.program.plan.buffers:
-        sizes, strides = ([n.evaluate({}) for n in each] for each in (buffer.sizes, buffer.strides))
-        made[buffer.name] = to_expr(1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)))
-    return made
-
-
 def measure(case: Case, arch: int) -> Iterator[str]:
     """A line for each kernel of a case."""
     from aotkit_inductor_lower.targets.triton.drivers import CudaDriver
     from aotkit_inductor_lower.targets.triton.timing import device_timer
 
     found = compiled(case)
-    timer = device_timer(CudaDriver("cuda:0"), extents(found), {}, repeats=9)
+    timer = device_timer(CudaDriver("cuda:0"), extents_of(found.scheduled.buffers), {}, repeats=9)
     for kernel in kernels_of(found.program):
         sources = list(alternatives(kernel.source))
         times: list[tuple[float, Config]] = []

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
+from aotkit_inductor_lower.kernel_passes.linearize import extents_of
 from aotkit_inductor_lower.targets.triton import compile_kernel, kernels_of
 from tools.bench import triton_tiles
 
@@ -20,7 +21,7 @@ def test_it_says_so_where_there_is_no_device(
 @pytest.mark.parametrize("case", triton_tiles.CASES, ids=lambda case: case.name)
 def test_alternatives_run_the_same_text_in_other_blocks_without_a_rest(case: triton_tiles.Case) -> None:
     found = triton_tiles.compiled(case, interpreted=True)
-    extents = triton_tiles.extents(found)
+    extents = extents_of(found.scheduled.buffers)
     for kernel in kernels_of(found.program):
         first, *others = triton_tiles.alternatives(kernel.source)
         assert first is kernel.source and {argument.name for argument in first.arguments} <= extents.keys()

@@ -33,13 +33,18 @@ class Layout(NamedTuple):  # hundreds are made and compared in each call: a data
 
     def describes(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this layout, and its elements are what its memory holds."""
-        return self == Layout.of(tensor) and not tensor.is_neg() and not tensor.is_conj()
+        return self == Layout.of(tensor) and not is_lazy(tensor)
 
     def on(self, storage: torch.UntypedStorage, offset: int | None = None) -> torch.Tensor:
         """A tensor of this layout on `storage`; never an inference tensor, since it may outlive the mode."""
         start = self.offset if offset is None else offset
         with torch.inference_mode(False):
             return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, start, self.shape, self.stride)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether its elements are what its memory holds only when they are negated or conjugated."""
+    return tensor.is_neg() or tensor.is_conj()
 
 
 @dataclass(slots=True, eq=False, repr=False)

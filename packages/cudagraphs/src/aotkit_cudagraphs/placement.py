@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .liveness import Layout, Slot
+from .liveness import Layout, Slot, is_lazy
 
 
 @enum.unique
@@ -83,7 +83,7 @@ class Placement:
 
 
 def _without_path(part: Any) -> object:
-    if isinstance(part, tuple) and part and isinstance(part[0], PathTensor):
+    if isinstance(part, tuple) and isinstance(part[0], PathTensor):
         layout = part[0].layout
         return (layout.dtype, layout.shape, layout.stride, *part[1:])
     return part
@@ -156,7 +156,7 @@ def place_inputs(
             addresses.append(address)
         elif (slot := path_slots.get(value.untyped_storage()._cdata)) is not None:
             known = path_inputs[index] = PathTensor(slot, Layout.of(value))
-            key.append((known, value.device, grad and value.requires_grad, value.is_neg() or value.is_conj()))
+            key.append((known, value.device, grad and value.requires_grad, is_lazy(value)))
             places[index] = Place.PATH
         else:
             key.append(_layout(value, grad))
@@ -166,11 +166,7 @@ def place_inputs(
 
 
 def _layout(value: torch.Tensor, grad: bool) -> tuple[object, ...]:
-    return value.dtype, value.shape, value.stride(), value.device, grad and value.requires_grad, _is_lazy(value)
-
-
-def _is_lazy(value: torch.Tensor) -> bool:
-    return value.is_neg() or value.is_conj()
+    return value.dtype, value.shape, value.stride(), value.device, grad and value.requires_grad, is_lazy(value)
 
 
 def describe(inputs: Sequence[Any], placement: Placement) -> str:

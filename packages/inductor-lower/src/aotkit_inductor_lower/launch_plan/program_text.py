@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .codec import compiled_from_raw, compiled_to_raw
 from .records import CompiledProgram
@@ -15,7 +15,7 @@ from .records import CompiledProgram
 if TYPE_CHECKING:
     from .parts import Program
 
-__all__ = ["program_from_json", "program_from_raw", "program_to_json", "program_to_raw", "programs_in"]
+__all__ = ["program_from_json", "program_to_json", "programs_in"]
 
 
 def programs_in(program: Program) -> Iterator[CompiledProgram]:
@@ -29,31 +29,24 @@ def programs_in(program: Program) -> Iterator[CompiledProgram]:
 
 def program_to_json(program: Program) -> str:
     """A program, in parts or not, as JSON text."""
-    return json.dumps(program_to_raw(program), separators=(",", ":"))
+    if isinstance(program, CompiledProgram):
+        raw = compiled_to_raw(program)
+    else:
+        from .parts import parts_to_raw
+
+        raw = parts_to_raw(program)
+    return json.dumps(raw, separators=(",", ":"))
 
 
 def program_from_json(text: str) -> Program:
     """The inverse of :func:`program_to_json`. Raises ``ValueError`` for another format, and for a program in parts that
     does not hold together."""
     try:
-        return program_from_raw(json.loads(text))
+        raw = json.loads(text)
+        if isinstance(raw, dict) and isinstance(raw.get("format"), str):
+            from .parts import parts_from_raw
+
+            return parts_from_raw(raw)
+        return compiled_from_raw(raw)
     except RecursionError as error:
         raise ValueError("the compiled program is nested too deep to be one of ours") from error
-
-
-def program_to_raw(program: Program) -> Any:
-    """A program as JSON values."""
-    if isinstance(program, CompiledProgram):
-        return compiled_to_raw(program)
-    from .parts import parts_to_raw
-
-    return parts_to_raw(program)
-
-
-def program_from_raw(raw: Any) -> Program:
-    """The inverse of :func:`program_to_raw`. Raises ``ValueError`` as :func:`program_from_json` does."""
-    if isinstance(raw, dict) and isinstance(raw.get("format"), str):
-        from .parts import parts_from_raw
-
-        return parts_from_raw(raw)
-    return compiled_from_raw(raw)

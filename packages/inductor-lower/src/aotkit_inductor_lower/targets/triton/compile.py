@@ -101,9 +101,10 @@ def compile_all(
 ) -> list[Cubin | TritonError]:
     """Each source's cubin, or why there is none, as many at once as there are processors: most of the time goes to
     processes that Triton starts. Sources with equal code are compiled once."""
+    codes = [code_identity(source) for source in sources]
     alike: dict[str, KernelSource] = {}
-    for source in sources:
-        alike.setdefault(code_identity(source), source)
+    for code, source in zip(codes, sources, strict=True):
+        alike.setdefault(code, source)
 
     def attempt(source: KernelSource) -> Cubin | TritonError:
         try:
@@ -113,7 +114,7 @@ def compile_all(
 
     with ThreadPoolExecutor(max(1, min(len(alike), os.cpu_count() or 1))) as pool:
         compiled = dict(zip(alike, pool.map(attempt, alike.values()), strict=True))
-    return [compiled[code_identity(source)] for source in sources]
+    return [compiled[code] for code in codes]
 
 
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # not the `sin` of `libm.sin`

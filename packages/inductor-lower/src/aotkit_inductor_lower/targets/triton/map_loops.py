@@ -11,11 +11,12 @@ Note [Tiles]
     ``serial``.
 
 Note [Warps of a row]
-    A row of up to 1024 elements belongs to one warp, which takes as many rows as make 1024 elements: its sums need no
-    memory that warps share, and 32 numbers of a thread are in flight. Where there are too few rows to fill a device,
-    warps share a row. A program instance that walks over rows takes two at once, since each next one waits for the
-    sums; what goes down columns in steps has a warp for 256 elements, since few instances do it. Measured on an H200
-    (``tools/bench/triton_tiles.py``): rows of 96 to 384 take two thirds to half of what eight rows to eight warps took.
+    A row of up to 1024 elements belongs to one warp, which takes as many rows as make 1024 elements (a quarter of the
+    limit of a tile, of which tuning tries others): its sums need no memory that warps share, and 32 numbers of a thread
+    are in flight. Where there are too few rows to fill a device, warps share a row. A program instance that walks over
+    rows takes two at once, since each next one waits for the sums; what goes down columns in steps has a warp for 256
+    elements, since few instances do it. Measured on an H200 (``tools/bench/triton_tiles.py``): rows of 96 to 384 take
+    two thirds to half of what eight rows to eight warps took.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ __all__ += ["map_to", "next_power_of_two", "size_hint"]
 SIZE_HINT = 4096  # what an unknown size counts as
 BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
 _RUN = 128  # bytes that a tile takes of each row of columns
-_WARP_ROW = 1024  # elements of a row that one warp computes
 _FEW_ROWS = 512  # do not fill a device with a warp each
 _WORTH = 0.95  # rows are read in pieces where that moves less than this share
 
@@ -102,7 +102,7 @@ def map_to(kernel: Kernel, names: Mapping[str, str], config: Config, persistent:
 def _map_walked(kernel: Kernel, walked: Loop, limits: TileLimits) -> Kernel:
     """The kernel with whole rows, of which a program instance takes some at once, see :mod:`.walked_rows`."""
     looped = [nest for nest in perfect_nests(kernel) if nest.loops]
-    config = _walked_config(walked, looped)
+    config = _walked_config(walked, looped, max(1, limits.reduction // 2048))
     width = config.block("XBLOCK")
     at_once = LoopMap("serial", width, block="XBLOCK", tail=_tail(walked.extent, width))
     grid = tuple(replace(loop, map=at_once if loop is walked else LoopMap("units")) for loop in kernel.grid)
@@ -224,7 +224,7 @@ def _reduction_tile(
     inner = _reads_along_rows(kernel, looped)
     first = _reduction_config(tile, looped, inner, persistent, limits)
     if inner and persistent:
-        first = _row_config(kernel, tile, looped) or first
+        first = _row_config(kernel, tile, looped, limits.reduction // 4) or first
     if not tile:
         return first, persistent
     wide = _RUN // narrowest(kernel, looped, {loop.symbol: 1 for _, loop in tile})
@@ -265,13 +265,16 @@ def _reduction_config(
     return Config(tuple(blocks.items()), num_warps=max(1, warps))
 
 
-def _row_config(kernel: Kernel, tile: Sequence[tuple[str, Loop]], looped: Sequence[PerfectNest]) -> Config | None:
-    """For whole rows that lie side by side, see Note [Warps of a row]; ``None`` for long ones."""
+def _row_config(
+    kernel: Kernel, tile: Sequence[tuple[str, Loop]], looped: Sequence[PerfectNest], elements: int
+) -> Config | None:
+    """For whole rows that lie side by side, see Note [Warps of a row]; ``None`` for rows of more than ``elements``, as
+    many as one warp computes."""
     row = next_power_of_two(max(size_hint(nest.extent) for nest in looped))
-    if row > _WARP_ROW:
+    if row > elements:
         return None
     rows = prod(size_hint(loop.extent) for loop in kernel.grid)
-    left, blocks = _WARP_ROW // row, dict[str, int]()
+    left, blocks = elements // row, dict[str, int]()
     if rows // left < _FEW_ROWS:
         left = 1
     for name, loop in reversed(tile):
@@ -280,10 +283,10 @@ def _row_config(kernel: Kernel, tile: Sequence[tuple[str, Loop]], looped: Sequen
     return Config(tuple(blocks.items()), num_warps=1 if rows >= _FEW_ROWS else max(1, min(8, row // 256)))
 
 
-def _walked_config(walked: Loop, looped: Sequence[PerfectNest]) -> Config:
-    """Two rows at once, see Note [Warps of a row]."""
+def _walked_config(walked: Loop, looped: Sequence[PerfectNest], rows: int) -> Config:
+    """So many rows at once, see Note [Warps of a row]."""
     row = next_power_of_two(max(size_hint(nest.extent) for nest in looped))
-    width = min(2, next_power_of_two(size_hint(walked.extent)))
+    width = min(rows, next_power_of_two(size_hint(walked.extent)))
     return Config((("XBLOCK", width),), num_warps=max(1, min(16, width * row // 512)))
 
 
