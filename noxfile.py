@@ -87,6 +87,9 @@ TEST_SESSIONS = (
     "api",
 )
 
+#: Sessions that `nox -s system` runs side by side.
+SYSTEM_SESSIONS = ("system_tests", "emulated_kernels")
+
 #: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
 #: pass under each of them. A processor without AVX-512 has it neither in torch's own loops nor in oneDNN's; on the
 #: oldest ones MKL, too, is left with the code that runs everywhere.
@@ -507,20 +510,33 @@ def integration(session: nox.Session) -> None:
         session.run(*command, *session.posargs, external=True, env={"OMP_NUM_THREADS": "1"})
 
 
-@session_without_pip
+@nox.session(venv_backend="none")
 def system(session: nox.Session) -> None:
-    """What needs Debian packages: a real browser on the built site and on reports, a real Redis, and kernels for other
-    processors under emulation."""
+    """What needs Debian packages, in two sessions side by side; `-- --jobs 1` for one after the other."""
+    session.run(sys.executable, "-m", "tools.system_packages", external=True)  # here, for apt has a lock
+    session.run(sys.executable, "-m", "tools.side_by_side", *session.posargs, *SYSTEM_SESSIONS, external=True)
+
+
+@session_without_pip
+def system_tests(session: nox.Session) -> None:
+    """A real browser on the built site and on reports, a real Redis, and packages that run from C."""
     share(session, "pytest", "docs", "transformers")
     install_everything(session, "redis", "tlparse")
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")
-    if not session.posargs:
-        emulate(session, "aarch64", EMULATED, "--every-kind")
-        for level, names in EMULATED_LEVELS.items():
-            emulate(session, level, names)
-        emulate(session, "host", NOT_ON_ARM, "--every-kind")
+
+
+@session_without_pip
+def emulated_kernels(session: nox.Session) -> None:
+    """Kernels for other processors under emulation."""
+    share(session, "pytest")
+    install_everything(session)
+    session.run("python", "-m", "tools.system_packages", external=True)
+    emulate(session, "aarch64", EMULATED, "--every-kind")
+    for level, names in EMULATED_LEVELS.items():
+        emulate(session, level, names)
+    emulate(session, "host", NOT_ON_ARM, "--every-kind")
 
 
 def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
