@@ -1,9 +1,12 @@
 """What every test of the repository starts from: the same random numbers, whatever ran before it."""
 
 import gc
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +35,21 @@ def guards_are_not_timed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
         yield
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[Any]:
+    """``warm_python.run([script, ..], cwd=.., env=..)`` starts Python with torch and the compiler already imported.
+
+    For tests that need a process of their own and are not about what is imported there; see tools/warm_python.py.
+    """
+    spec = importlib.util.spec_from_file_location("warm_python", Path(__file__).parent / "tools" / "warm_python.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    processes = module.WarmPython()
+    yield processes
+    processes.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

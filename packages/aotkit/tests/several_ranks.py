@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,22 +15,16 @@ from typing import Any
 Case = Callable[[int, Path], Any]
 
 
-def run_ranks(file: str, case: str, folder: Path, size: int = 2, timeout: float = 240.0, **variables: str) -> list[Any]:
+def run_ranks(
+    python: Any, file: str, case: str, folder: Path, size: int = 2, timeout: float = 240.0, **variables: str
+) -> list[Any]:
     """What ``case`` of the test ``file`` returns on each rank, by rank; ``None`` where the process ended before.
 
-    A case is a function of its rank and of a folder that all have, and gives something that JSON can hold. Each file
-    calls :func:`main` with its cases when it is run as a script.
+    ``python`` is the fixture ``warm_python``. A case is a function of its rank and of a folder that all have, and gives
+    something that JSON can hold. Each file calls :func:`main` with its cases when it is run as a script.
     """
-    command = [sys.executable, file, case, str(folder), str(size)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "AOTKIT_VERIFY": "0"}
-    env.update({"AOTKIT_CACHE_DIR": str(folder / "cache"), **variables})
-    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    ranks = subprocess.Popen(command, text=True, start_new_session=True, env=env, **pipes)
-    try:
-        _, errors = ranks.communicate("", timeout=timeout)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # all have ended
-            os.killpg(ranks.pid, signal.SIGKILL)
+    env = {**os.environ, "AOTKIT_VERIFY": "0", "AOTKIT_CACHE_DIR": str(folder / "cache"), **variables}
+    errors = python.run([file, case, str(folder), str(size)], env=env, timeout=timeout).stderr
     found: list[Any] = [None] * size
     for rank in range(size):
         answer = folder / f"answer{rank}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -40,18 +38,10 @@ print(json.dumps([info.artifacts["aotkit"], run(), told]))
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Any:
+def python(tmp_path: Path, warm_python: Any) -> Any:
     def run(script: str, cache: str, key: str = "a secret of the whole team") -> Any:
         environment = {**os.environ, "AOTKIT_CACHE_DIR": str(tmp_path / cache), "AOTKIT_CACHE_KEY": key}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM + textwrap.dedent(script)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = warm_python.run(["-c", PROGRAM + textwrap.dedent(script)], cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -395,15 +396,15 @@ CASES["right"] = several(trains, other_sizes, with_a_group)
 CASES["failures"] = several(uncompiled, other_key)
 
 
-def test_ranks_train_with_what_the_first_one_compiled(tmp_path: Path) -> None:
-    first, second = run_ranks(__file__, "right", tmp_path)
+def test_ranks_train_with_what_the_first_one_compiled(tmp_path: Path, warm_python: Any) -> None:
+    first, second = run_ranks(warm_python, __file__, "right", tmp_path)
     assert first["trains"] == [True, 12] and second["trains"] == [False, 12], (first, second)
     assert first["other_sizes"] == second["other_sizes"] == "right"
     assert second["with_a_group"] == "right"
 
 
-def test_nothing_that_differs_between_ranks_is_overlooked(tmp_path: Path) -> None:
-    answers = run_ranks(__file__, "differences", tmp_path)
+def test_nothing_that_differs_between_ranks_is_overlooked(tmp_path: Path, warm_python: Any) -> None:
+    answers = run_ranks(warm_python, __file__, "differences", tmp_path)
     assert len(answers[0]) == len(READERS) + len(ARGUMENTS) + 1
     for name in answers[0]:
         both = [answer[name] for answer in answers]
@@ -412,14 +413,14 @@ def test_nothing_that_differs_between_ranks_is_overlooked(tmp_path: Path) -> Non
     assert {*READERS} <= refused
 
 
-def test_equal_variables_are_no_reason_to_refuse(tmp_path: Path) -> None:
-    answers = run_ranks(__file__, "alike", tmp_path)
+def test_equal_variables_are_no_reason_to_refuse(tmp_path: Path, warm_python: Any) -> None:
+    answers = run_ranks(warm_python, __file__, "alike", tmp_path)
     refused = {name: text for name, text in answers[0].items() if text != "right"}
     assert not refused and answers[0] == answers[1], refused
 
 
-def test_all_ranks_hear_of_a_failure_in_time(tmp_path: Path) -> None:
-    first, second = run_ranks(__file__, "failures", tmp_path)
+def test_all_ranks_hear_of_a_failure_in_time(tmp_path: Path, warm_python: Any) -> None:
+    first, second = run_ranks(warm_python, __file__, "failures", tmp_path)
     assert "torch._dynamo" in first["uncompiled"] or "Unsupported" in first["uncompiled"], first
     assert second["uncompiled"].startswith("RanksDisagree") and "rank 0 could not compile" in second["uncompiled"]
     assert second["other_key"].startswith("PackageError") and first["other_key"].startswith("RanksDisagree")
@@ -427,15 +428,15 @@ def test_all_ranks_hear_of_a_failure_in_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("case", "here"), [("second_is_missing", 0), ("first_is_missing", 1)])
 def test_nobody_waits_longer_than_the_timeout_for_a_rank_that_does_not_come(
-    case: str, here: int, tmp_path: Path
+    case: str, here: int, tmp_path: Path, warm_python: Any
 ) -> None:
-    text, seconds = run_ranks(__file__, case, tmp_path)[here]
+    text, seconds = run_ranks(warm_python, __file__, case, tmp_path)[here]
     assert text.startswith(("RanksDisagree", "CompileError")) and "within 2 s" in text, text
     assert seconds < 60
 
 
-def test_the_first_rank_may_have_ended(tmp_path: Path) -> None:
-    _, (text, _) = run_ranks(__file__, "first_dies", tmp_path)
+def test_the_first_rank_may_have_ended(tmp_path: Path, warm_python: Any) -> None:
+    _, (text, _) = run_ranks(warm_python, __file__, "first_dies", tmp_path)
     assert text.startswith(TYPED) and "first rank" in text, text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,8 +141,10 @@ def refused(rank, **options):
     return "ran"
 
 
-def test_gathers_and_reductions_of_a_layer_are_one_and_training_is_as_in_eager_mode(tmp_path: Path) -> None:
-    first, second = several_ranks.run_ranks(__file__, "joined", tmp_path)
+def test_gathers_and_reductions_of_a_layer_are_one_and_training_is_as_in_eager_mode(
+    tmp_path: Path, warm_python: Any
+) -> None:
+    first, second = several_ranks.run_ranks(warm_python, __file__, "joined", tmp_path)
     assert first == second
     assert first["apart"] == [[6, 0], [0, 6]]
     assert first["joined"] == first["measured"] == [[3, 0], [0, 3]]
@@ -152,12 +155,12 @@ def test_gathers_and_reductions_of_a_layer_are_one_and_training_is_as_in_eager_m
 
 
 @pytest.mark.parametrize("case", ["other_links", "other_gathers"])
-def test_ranks_that_would_join_or_gather_otherwise_get_an_error(tmp_path: Path, case: str) -> None:
-    assert several_ranks.run_ranks(__file__, case, tmp_path) == ["RanksDisagree"] * 2
+def test_ranks_that_would_join_or_gather_otherwise_get_an_error(tmp_path: Path, warm_python: Any, case: str) -> None:
+    assert several_ranks.run_ranks(warm_python, __file__, case, tmp_path) == ["RanksDisagree"] * 2
 
 
-def test_each_rank_has_a_budget_of_its_own(tmp_path: Path) -> None:
-    first, second = several_ranks.run_ranks(__file__, "own_budgets", tmp_path)
+def test_each_rank_has_a_budget_of_its_own(tmp_path: Path, warm_python: Any) -> None:
+    first, second = several_ranks.run_ranks(warm_python, __file__, "own_budgets", tmp_path)
     assert first[0] == first[1] == second[0] > second[1] > 0, (first, second)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn as nn
 
@@ -45,16 +45,20 @@ print(aotkit.find_culprit(Net(), torch.randn(32, 48), repro="repro.py"))
 """
 
 
-def run(folder: Path, file: str, **variables: str) -> str:
-    env = os.environ | {"AOTKIT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1", "AOTKIT_VERIFY": "0"}
-    done = subprocess.run(
-        [sys.executable, *file.split()], cwd=folder, env=env | variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def run(warm_python: Any) -> Callable[..., str]:
+    """``run(folder, file, **variables)``: what a script prints."""
+
+    def start(folder: Path, file: str, **variables: str) -> str:
+        env = os.environ | {"AOTKIT_CACHE_DIR": str(folder / "cache"), "AOTKIT_VERIFY": "0"}
+        done = warm_python.run([file], cwd=folder, env=env | variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr  # type: ignore[no-any-return]
+
+    return start
 
 
-def test_a_script_has_one_operator_and_one_number_and_names_the_stage(tmp_path: Path) -> None:
+def test_a_script_has_one_operator_and_one_number_and_names_the_stage(tmp_path: Path, run: Callable[..., str]) -> None:
     (tmp_path / "bad.py").write_text(BAD)
     (tmp_path / "program.py").write_text(PROGRAM)
     said = run(tmp_path, "program.py")
@@ -80,7 +84,9 @@ def test_a_script_has_one_operator_and_one_number_and_names_the_stage(tmp_path: 
 CRASH = BAD.replace("node.target = torch.ops.aten.cos.default", "raise KeyError(node.name)")
 
 
-def test_a_script_of_a_compile_that_crashes_names_the_error_and_the_stage(tmp_path: Path) -> None:
+def test_a_script_of_a_compile_that_crashes_names_the_error_and_the_stage(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
     (tmp_path / "bad.py").write_text(CRASH)
     (tmp_path / "program.py").write_text(PROGRAM)
     said = run(tmp_path, "program.py")
@@ -143,7 +149,7 @@ def test_gradients_of_a_cut_graph_are_compared() -> None:
     assert count_operators(small) == 1 and any(value.requires_grad for value in small.inputs or ())
 
 
-def test_who_asks_dynamo_for_a_repro_is_told_what_writes_one(tmp_path: Path) -> None:
+def test_who_asks_dynamo_for_a_repro_is_told_what_writes_one(tmp_path: Path, run: Callable[..., str]) -> None:
     (tmp_path / "program.py").write_text(
         "import torch, aotkit\n"
         "for f in (torch.sin, torch.cos):\n"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +66,7 @@ def test_a_package_gives_what_the_model_gives_for_every_batch_and_keeps_its_stat
 
 @pytest.mark.covers("F5a.20", "F5a.22", "F7.33")
 def test_an_exported_program_with_a_dynamic_batch_runs_all_sizes_in_a_process_without_dynamo(
-    tmp_path: Path,
+    tmp_path: Path, warm_python: Any
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval()
@@ -86,7 +84,7 @@ for batch, want in zip(batches, wanted, strict=True):
 found = [n for n in sys.modules if n.split(".")[0] == "sympy" or n.startswith(("torch._dynamo.", "torch._inductor"))]
 print(found, [n for n in sys.modules if n in ("aotkit_aot_trace", "aotkit_partition")])
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = warm_python.run(["-c", script], cwd=tmp_path, only_torch=True)
     assert (done.returncode, done.stdout) == (0, "[] []\n"), done.stderr
 
 

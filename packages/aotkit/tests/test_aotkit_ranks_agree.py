@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,12 +180,17 @@ CASES = {f.__name__: f for f in (one_is_alone, first_dies)}
 CASES["same"], CASES["differences"] = several(SAME), several((*DIFFERENCES, one_fails))
 
 
-def test_ranks_with_the_same_collectives_run_them(tmp_path: Path) -> None:
-    assert run_ranks(__file__, "same", tmp_path) == [dict.fromkeys((case.__name__ for case in SAME), True)] * 2
+def test_ranks_with_the_same_collectives_run_them(tmp_path: Path, warm_python: Any) -> None:
+    assert (
+        run_ranks(warm_python, __file__, "same", tmp_path)
+        == [dict.fromkeys((case.__name__ for case in SAME), True)] * 2
+    )
 
 
-def test_a_difference_is_an_error_on_every_rank_that_shows_the_first_one_of_both(tmp_path: Path) -> None:
-    answers = run_ranks(__file__, "differences", tmp_path)
+def test_a_difference_is_an_error_on_every_rank_that_shows_the_first_one_of_both(
+    tmp_path: Path, warm_python: Any
+) -> None:
+    answers = run_ranks(warm_python, __file__, "differences", tmp_path)
     for case, (mine, its) in DIFFERENCES.items():
         first, second = (answer[case.__name__] for answer in answers)
         start = "RanksDisagree: the ranks [0, 1] did not compile the same graph"
@@ -197,14 +203,16 @@ def test_a_difference_is_an_error_on_every_rank_that_shows_the_first_one_of_both
     assert second.startswith("UnknownPassError"), second
 
 
-def test_nobody_waits_longer_than_the_timeout_for_a_rank_that_compiles_nothing(tmp_path: Path) -> None:
-    (answer, seconds), _ = run_ranks(__file__, "one_is_alone", tmp_path)
+def test_nobody_waits_longer_than_the_timeout_for_a_rank_that_compiles_nothing(
+    tmp_path: Path, warm_python: Any
+) -> None:
+    (answer, seconds), _ = run_ranks(warm_python, __file__, "one_is_alone", tmp_path)
     assert answer.startswith("RanksDisagree") and "rank 1 did not say within 2 s" in answer, answer
     assert seconds < 60
 
 
-def test_the_first_rank_may_have_ended(tmp_path: Path) -> None:
-    _, answer = run_ranks(__file__, "first_dies", tmp_path)
+def test_the_first_rank_may_have_ended(tmp_path: Path, warm_python: Any) -> None:
+    _, answer = run_ranks(warm_python, __file__, "first_dies", tmp_path)
     assert answer.startswith("RanksDisagree") and "rank 0" in answer, answer
 
 

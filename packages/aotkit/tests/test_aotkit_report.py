@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -249,15 +247,13 @@ def test_parts_of_texts_are_those_of_one_kernel_only() -> None:
     assert source_at("nowhere.py:3: x + 1").lines == ((3, "x + 1", True),)
 
 
-def test_the_command_writes_a_page(tmp_path: Path) -> None:
+def test_the_command_writes_a_page(tmp_path: Path, warm_python: Any) -> None:
     (tmp_path / "mine.py").write_text("import torch\ndef example():\n    return torch.sin, (torch.randn(8),)\n")
-    aot = [sys.executable, "-m", "aotkit", "explain", "mine:example", "--html"]
-    done = subprocess.run(
-        [*aot, "page.html", "--calls", "2"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    aot = ["-m", "aotkit", "explain", "mine:example", "--html"]
+    done = warm_python.run([*aot, "page.html", "--calls", "2"], cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == "wrote page.html\n", done.stderr
     assert "<title>sin, compiled by aotkit</title>" in (tmp_path / "page.html").read_text()
-    done = subprocess.run([*aot, "page.txt"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm_python.run([*aot, "page.txt"], cwd=tmp_path)
     assert done.returncode == 2 and "does not end in .html" in done.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -134,14 +132,12 @@ def f(x):
 """
 
 
-def test_changed_sources_of_an_operator_or_a_traced_function_are_told(tmp_path: Path) -> None:
+def test_changed_sources_of_an_operator_or_a_traced_function_are_told(tmp_path: Path, warm_python: Any) -> None:
     def python(script: str, **numbers: float) -> str:
         (tmp_path / "ops.py").write_text(OPERATOR.format(**numbers))
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        done = subprocess.run(
-            [sys.executable, "-B", "-c", "import torch, aotkit, ops\n" + textwrap.dedent(script)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        program = "import torch, aotkit, ops\n" + textwrap.dedent(script)
+        done = warm_python.run(["-B", "-c", program], cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -71,22 +69,18 @@ def steps(call, model, count=3):
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Any:
+def python(tmp_path: Path, warm_python: Any) -> Any:
     (tmp_path / "nets.py").write_text(MODELS)
     environment = {**os.environ, "AOTKIT_CACHE_DIR": str(tmp_path / "cache")}
 
     def run(script: str) -> Any:
-        """The last line that the script prints, as JSON; it runs in a process of its own."""
+        """The last line that the script prints, as JSON; it runs in a process of its own.
+
+        Where it asks what is imported, nothing but torch was imported before.
+        """
         environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        program, asks = textwrap.dedent(script), "sys.modules" in script
+        done = warm_python.run(["-c", program], cwd=tmp_path, env=environment, only_torch=asks)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +75,7 @@ def test_a_compiled_function_survives_its_bytes(training: bool) -> None:
 
 
 @pytest.mark.covers("F4.40")
-def test_a_new_process_runs_the_bytes_without_the_function(tmp_path: Path) -> None:
+def test_a_new_process_runs_the_bytes_without_the_function(tmp_path: Path, warm_python: Any) -> None:
     data = compiled(function, inputs(True)).serialize()
     (tmp_path / "function").write_bytes(data)
     args = inputs(True)
@@ -100,7 +98,7 @@ torch.testing.assert_close([y.detach(), w.grad, counter], [expected, gradient, t
 assert not any(name.split(".")[0] == "aotkit_aot_trace" for name in sys.modules)
 print("same")
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = warm_python.run(["-c", script], cwd=tmp_path, only_torch=True)
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 
 

@@ -9,6 +9,7 @@ import random
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,7 +140,8 @@ def compiler_is_slow(rank, folder):
 
     def slowly(self, args):
         (folder / "began").touch()
-        several_ranks.wait_for(folder / "others are done")
+        for other in (1, 2):
+            several_ranks.wait_for(folder / f"done{other}")
         return compiled(self, args)
 
     if rank == 0:
@@ -147,7 +149,7 @@ def compiler_is_slow(rank, folder):
     else:
         several_ranks.wait_for(folder / "began")
     answer = quietly(lambda x: x.sin() * 2, torch.ones(3))
-    (folder / "others are done").touch()
+    (folder / f"done{rank}").touch()
     return answer
 
 
@@ -192,32 +194,35 @@ def hundred_faults(rank, folder):
     return len(answers)
 
 
-def test_one_of_four_ranks_compiles_and_the_others_load(tmp_path: Path) -> None:
-    answers = run_ranks(__file__, "shared", tmp_path, 4, **SECRET)
+def test_one_of_four_ranks_compiles_and_the_others_load(tmp_path: Path, warm_python: Any) -> None:
+    answers = run_ranks(warm_python, __file__, "shared", tmp_path, 4, **SECRET)
     compiled = [answer for answer in answers if answer[0]]
     assert len(compiled) == 1 and compiled[0][0] == ["backward", "forward"], answers
     assert all(answer[1] == ["backward", "forward"] for answer in answers if answer is not compiled[0]), answers
     assert not any(notices for _, _, notices, _ in answers), answers
 
 
-def test_ranks_without_a_common_secret_compile_for_themselves(tmp_path: Path) -> None:
-    answers = run_ranks(__file__, "other_secrets", tmp_path)
+def test_ranks_without_a_common_secret_compile_for_themselves(tmp_path: Path, warm_python: Any) -> None:
+    answers = run_ranks(warm_python, __file__, "other_secrets", tmp_path)
     assert [answer[0] for answer in answers] == [["backward", "forward"]] * 2, answers
     assert any("signed" in notice for answer in answers for notice in answer[2]), answers
 
 
 @pytest.mark.parametrize("case", ["compiler_dies", "compiler_is_slow"])
-def test_nobody_waits_longer_than_the_timeout_for_the_rank_that_compiles(case: str, tmp_path: Path) -> None:
-    answers = run_ranks(__file__, case, tmp_path, 3, **SECRET)
+def test_nobody_waits_longer_than_the_timeout_for_the_rank_that_compiles(
+    case: str, tmp_path: Path, warm_python: Any
+) -> None:
+    answers = run_ranks(warm_python, __file__, case, tmp_path, 3, **SECRET)
     assert (answers[0] is None) == (case == "compiler_dies")
     for compiled, loaded, notices in answers[1:]:
         assert compiled + loaded == ["inference"], answers  # the later one may find what the other has compiled
-        assert len(notices) == 1 and "computing without waiting" in notices[0], answers
+        assert len(notices) == 1 or loaded, answers  # and then without having waited
+        assert all("computing without waiting" in notice for notice in notices), answers
     assert any(answer[0] for answer in answers[1:])
 
 
-def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
-    (plan, first), (_, second) = run_ranks(__file__, "faults", tmp_path, 2, **SECRET)
+def test_random_faults_end_on_every_rank(tmp_path: Path, warm_python: Any) -> None:
+    (plan, first), (_, second) = run_ranks(warm_python, __file__, "faults", tmp_path, 2, **SECRET)
     ends = {  # a fault of a rank that only loads does nothing
         "none": [{"right"}],
         "late": [{"right"}],
@@ -230,8 +235,8 @@ def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
     assert len(first) == len(plan) == len(second)
 
 
-def test_one_rank_measures_and_all_run_what_it_chose(tmp_path: Path) -> None:
-    first, second = run_ranks(__file__, "measured_choices", tmp_path, **SECRET)
+def test_one_rank_measures_and_all_run_what_it_chose(tmp_path: Path, warm_python: Any) -> None:
+    first, second = run_ranks(warm_python, __file__, "measured_choices", tmp_path, **SECRET)
     assert (first["False"], second["False"]) == ([1, [1]], [1, [0]]), "each for itself: they choose otherwise"
     measured, kernels = zip(first["True"], second["True"], strict=True)
     assert sorted(measured) == [0, 1] and kernels[0] == kernels[1] == [measured[0]], "one chooses for both"

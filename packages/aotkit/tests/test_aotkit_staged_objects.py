@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,13 +161,11 @@ print(",".join(loaded))
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_another_process_goes_on_from_any_stage(name: str, tmp_path: Path) -> None:
+def test_another_process_goes_on_from_any_stage(name: str, tmp_path: Path, warm_python: Any) -> None:
     args = values((6, 5), (5, 2), (7, 6))
     stage_after(aotkit.stages(mlp).capture(*args), name).save(tmp_path / "stage")
     torch.save(list(args), tmp_path / "args")
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    ran = warm_python.run(["-c", SCRIPT], cwd=tmp_path, only_torch=name == "compiled")
     assert ran.returncode == 0, ran.stderr[-2000:]
     if name == "compiled":
         assert ran.stdout.strip() in ("", "sympy")  # nothing that traces or compiles; torch itself may bring sympy

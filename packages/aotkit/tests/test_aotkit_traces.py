@@ -74,13 +74,15 @@ elif __name__ == "__main__":
 """
 
 
-def test_a_load_of_what_torch_saved_is_told_and_costs_no_text_where_none_is_wanted(tmp_path: Path) -> None:
+def test_a_load_of_what_torch_saved_is_told_and_costs_no_text_where_none_is_wanted(
+    tmp_path: Path, warm_python: Any
+) -> None:
     (tmp_path / "program.py").write_text(SAVED)
     (tmp_path / "saved.py").write_text("import torch\n\n\ndef f(x):\n    return x + 1\n")
     traced = {"TORCH_TRACE": str(tmp_path / "trace")}
     for what, variables in (("save", {}), ("load", {}), ("load", traced)):
-        command, env = [sys.executable, "program.py", what], environment(tmp_path, **variables)
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+        env = environment(tmp_path, **variables)
+        done = warm_python.run(["program.py", what], cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr
     (told,) = [e for e in entries(tmp_path / "trace") if name_of(e) == "aotkit_saved_function_loaded"]
     assert json.loads(told["payload"])["bytes"] > 0
@@ -127,7 +129,8 @@ def test_a_trace_holds_what_a_compile_made_of_each_graph_cold_and_warm(tmp_path:
 
 
 SLOW = """
-import sys, time
+import os, sys, time
+os.dup2(os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY), 2)
 import torch, aotkit
 import aotkit.progress
 import aotkit.driver.lower as lower
@@ -143,37 +146,35 @@ print("done", file=sys.stderr)
 """
 
 
-def on_a_terminal(folder: Path, **variables: str) -> str:
+def on_a_terminal(warm_python: Any, folder: Path, **variables: str) -> str:
     """What the program writes to standard error where that is a terminal."""
     (folder / "slow.py").write_text(SLOW)
     mine, its = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "slow.py"], cwd=folder, env=environment(folder, **variables), stderr=its
-    ) as process:
-        os.close(its)
-        said = b""
-        while True:
-            try:
-                more = os.read(mine, 4096)
-            except OSError:  # the other end of a terminal is closed
-                break
-            if not more:
-                break
-            said += more
-        assert process.wait(timeout=60) == 0, said
+    done = warm_python.run(["slow.py", os.ttyname(its)], cwd=folder, env=environment(folder, **variables))
+    os.close(its)
+    said = b""
+    while True:
+        try:
+            more = os.read(mine, 4096)
+        except OSError:  # the other end of a terminal is closed
+            break
+        if not more:
+            break
+        said += more
     os.close(mine)
+    assert done.returncode == 0, said
     return said.decode()
 
 
-def test_a_long_compile_has_a_line_on_a_terminal_which_is_gone_at_the_end(tmp_path: Path) -> None:
-    said = on_a_terminal(tmp_path)
+def test_a_long_compile_has_a_line_on_a_terminal_which_is_gone_at_the_end(tmp_path: Path, warm_python: Any) -> None:
+    said = on_a_terminal(warm_python, tmp_path)
     assert re.search(r"\r\x1b\[Kaotkit compiles graph0: lower, \d s", said), said
     assert said.endswith("\r\x1b[Kdone\r\n")
     assert "\n" not in said[: said.index("done")], "it stays one line"
     for silent in ({"AOTKIT_PROGRESS": "0"}, {"AOTKIT_LOG": "timing"}):
         folder = tmp_path / str(len(silent) + len(next(iter(silent))))
         folder.mkdir()
-        assert "aotkit compiles" not in on_a_terminal(folder, **silent)
+        assert "aotkit compiles" not in on_a_terminal(warm_python, folder, **silent)
 
 
 def test_a_short_compile_and_a_log_have_no_line(tmp_path: Path) -> None:

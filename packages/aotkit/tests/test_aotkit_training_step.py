@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -80,21 +78,14 @@ def test_steps_change_model_and_optimizer_as_eager_does(name: str) -> None:
     optimizer.step()
 
 
-def test_a_second_process_steps_from_a_file_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_second_process_steps_from_a_file_with_the_same_bits(tmp_path: Path, warm_python: Any) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
     def python(script: str) -> Any:
         begin = "import json, sys, torch\nbefore = {*sys.modules}\nimport aotkit\nfrom nets import *\n"
-        done = subprocess.run(
-            [sys.executable, "-c", begin + textwrap.dedent(script)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        program, asks = begin + textwrap.dedent(script), "sys.modules" in script
+        done = warm_python.run(["-c", program], cwd=tmp_path, env=environment, only_torch=asks)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 

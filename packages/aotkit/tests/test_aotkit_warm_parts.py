@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -378,14 +376,11 @@ print(json.dumps({
 """
 
 
-def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
+def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, warm_python: Any) -> None:
     def process() -> dict[str, Any]:
         environment = {**os.environ, "AOTKIT_CACHE_DIR": str(tmp_path / "kept"), "AOTKIT_VERIFY": "0"}
         (tmp_path / "program.py").write_text(PROCESS)
-        done = subprocess.run(
-            [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=600, check=False,
-        )  # fmt: skip
+        done = warm_python.run(["program.py"], cwd=tmp_path, env=environment, only_torch=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -341,13 +339,13 @@ print("\\n".join(ours))
 
 
 @pytest.mark.covers("F7.29")
-def test_loading_imports_no_compiler_and_runs_nothing_that_was_stored() -> None:
+def test_loading_imports_no_compiler_and_runs_nothing_that_was_stored(warm_python: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x @ w).cos()
 
     call, _ = compiled(f)
     call(torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)).sum().backward()
-    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=300)
+    done = warm_python.run(["-c", LOAD], only_torch=True)
     assert done.returncode == 0, done.stderr
     first, *files = done.stdout.splitlines()
     assert first == "[]", f"a hit imports {first}"
