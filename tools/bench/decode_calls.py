@@ -7,7 +7,8 @@ Each way has a cache of its own and gets the same words; turns are interleaved t
 alone: the graph of `backend="eager"`, whose first call is Dynamo's part of the others'. The second of ours finds the
 first in the cache (set AOTKIT_CACHE_DIR to an empty folder for a first one that is cold). "saved, kernels left out" is
 the saved step whose native code returns at once: checks, wrapper and launch plan, which is all that lies between two
-tokens. A second table has its parts. Processor time of one thread.
+tokens. A second table has its parts, and the whole call as it is between tokens, when weights have filled the caches.
+Processor time of one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import time
@@ -36,6 +38,7 @@ __all__ = ["main"]
 LENGTH = 512  # of the cache
 PROMPT = 8
 WORDS = 1000
+OTHERS = 1 << 26  # bytes that are written between two calls: more than caches hold
 EMPTY = "saved, kernels left out"
 
 Step = Callable[..., torch.Tensor]
@@ -138,25 +141,42 @@ def parts(layers: int) -> Iterator[tuple[str, float]]:
     cache = filled_cache(model)
     _, _, call = saved_ways(model)
     arguments = model, cache, torch.tensor([[1]]), torch.tensor([PROMPT])
-    inputs: list[Any] = []
+    inputs: tuple[Any, ...] = ()
+
+    def keep(*given: Any) -> Any:
+        nonlocal inputs
+        inputs = given
+        return [results]
+
     graph, names = call.graph, call._function.__globals__  # type: ignore[attr-defined]
-    results = call(*arguments)
-    own = names[call._graph_name]
-    names[call._graph_name] = lambda *given: (inputs.__setitem__(slice(None), given), [results])[1]
+    for _ in range(3):  # what is written out or compiled once for calls like the first
+        results = call(*arguments)
+    own, names[call._graph_name] = names[call._graph_name], keep
     call(*arguments)
     yield "facts about model, cache and modes", _median(lambda: call.check(*arguments))
     yield "Dynamo's bytecode, which collects the inputs", _median(lambda: call._function(*arguments))
     names[call._graph_name] = own
-    yield f"types and sizes of {len(inputs)} inputs", _median(lambda: call._check_inputs(inputs))
-    yield "addresses, versions and launch plan", _median(lambda: graph(*inputs))
+    yield f"types, sizes and addresses of {len(inputs)} inputs", _median(lambda: call._check_inputs(inputs))
+    placement = call._check_inputs(inputs)
+    yield "versions and launch plan", _median(lambda: graph.call_placed(inputs, placement))
     yield "the whole call", _median(lambda: call(*arguments))
+    steps = (_arguments(model, cache, turn) for turn in itertools.count())
+    yield "the whole call, word and place in new tensors", _median(lambda step: call(*step), steps)
+    others, steps = torch.zeros(OTHERS // 4), (_arguments(model, cache, turn) for turn in itertools.count())
+    read = (step for step in steps if others.add_(1) is others)
+    yield f"the same after {OTHERS >> 20} MiB of other memory", _median(lambda step: call(*step), read)
 
 
-def _median(call: Callable[[], object]) -> float:
+def _arguments(model: Any, cache: Any, turn: int) -> tuple[Any, ...]:
+    return model, cache, torch.tensor([[turn * 7 % WORDS]]), torch.tensor([PROMPT + turn % (LENGTH - PROMPT)])
+
+
+def _median(call: Callable[..., object], arguments: Iterator[Any] | None = None) -> float:
     taken = []
     for _ in range(300):
+        given = () if arguments is None else (next(arguments),)
         start = time.perf_counter()
-        call()
+        call(*given)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 
@@ -174,20 +194,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.decode_calls", description=__doc__)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--parts", action="store_true", help="the second table only")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{machine()}; {chosen.layers} layers\n")
+    if not chosen.parts:
+        _print_ways(chosen)
+    print("| between two tokens of the saved step | us |")
+    print("|---|---:|")
+    for part, seconds in parts(chosen.layers):
+        print(f"| {part} | {seconds * 1e6:.0f} |")
+    return 0
+
+
+def _print_ways(chosen: argparse.Namespace) -> None:
     print("| way | first call, s | us per token | more than without guards |")
     print("|---|---:|---:|---:|")
     found = measure(chosen.layers, chosen.tokens)
     least = found["no guards"][1]
     for name, (first, token) in found.items():
         print(f"| {name} | {first:.2f} | {token * 1e6:.0f} | {(token - least) * 1e6:+.0f} |")
-    print("\n| between two tokens of the saved step | us |")
-    print("|---|---:|")
-    for part, seconds in parts(chosen.layers):
-        print(f"| {part} | {seconds * 1e6:.0f} |")
-    return 0
+    print()
 
 
 if __name__ == "__main__":

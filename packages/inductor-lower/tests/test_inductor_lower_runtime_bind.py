@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph, interpret_program
+from aotkit_inductor_lower import LowerOptions, compile_graph, interpret_program
 from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.launch_plan import (
@@ -168,11 +170,12 @@ def test_concurrent_calls_have_their_own_memory() -> None:
 
 
 class Placed(list):  # type: ignore[type-arg]
-    """Arguments that tell where they lie, as those that the wrappers hand over."""
+    """Arguments that tell where they lie, as those that the wrappers hand over, and what moved since ``before``."""
 
-    def __init__(self, values: list[torch.Tensor]) -> None:
+    def __init__(self, values: list[torch.Tensor], before: tuple[int, ...] = ()) -> None:
         super().__init__(values)
-        self.addresses = tuple(value.data_ptr() for value in values)
+        self.addresses, self.before = tuple(value.data_ptr() for value in values), before
+        self.moved = tuple(k for k, address in enumerate(before) if address != self.addresses[k])
 
 
 def many(seed: int, count: int = 40) -> list[torch.Tensor]:
@@ -198,6 +201,65 @@ def test_many_inputs_are_read_where_they_lie_now() -> None:
         (result,) = own(given)
         assert torch.equal(result, summed(*values)) and not given
     assert "frame.inputs" in own._bound.source
+
+
+def test_what_moved_is_believed_of_the_last_addresses_only() -> None:
+    """Calls tell what moved since their last one, and others are made in between."""
+    values, random = many(0), Random(0)
+    own = compile_graph(make_fx(summed)(*values))
+    before: tuple[int, ...] = ()
+    for turn in range(80):
+        for k in random.sample(range(40), random.choice((0, 1, 2, 30))):
+            values[k] = many(turn)[k]
+        given = Placed(values, before)
+        before = given.addresses
+        (result,) = own(given)
+        assert torch.equal(result, summed(*values))
+        if turn % 5 == 4:
+            others = many(turn + 1000)
+            assert torch.equal(own(list(others))[0], summed(*others))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_many_inputs_live_as_long_as_they_are_read(early: bool) -> None:
+    """Those that are let go before the last launch may die there; the others are held until the call is over."""
+    seen: list[bool] = []
+
+    def graph(*values: torch.Tensor) -> torch.Tensor:
+        total = summed(*values)
+        return torch.linalg.inv(total.outer(total) + 9 * torch.eye(7)) if early else total
+
+    own = compile_graph(make_fx(graph)(*many(0)), options=LowerOptions(check_inputs=False))
+    program = own._bound
+    assert ("= given\n" in program.source) is early
+    values = many(0)
+    watched = weakref.ref(values[3])
+    expected = graph(*values)
+    name = next(name for name in program._call.__globals__ if name.startswith("op_" if early else "segment_"))
+    inner = program._call.__globals__[name]
+    program._call.__globals__[name] = lambda *args, **kwargs: (seen.append(watched() is None), inner(*args, **kwargs))[
+        1
+    ]
+    args = values[:]
+    del values
+    torch.testing.assert_close(own(args)[0], expected)
+    assert seen == [early] and watched() is None
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4), (24,), (4, 6)])
+def test_a_result_that_is_a_view_of_a_fresh_tensor_is_made_as_the_view(sizes: tuple[int, ...]) -> None:
+    x = torch.randn(24, 24)
+    own = compile_graph(make_fx(lambda x: (x.sin() @ x.cos()).sum(1).view(sizes))(x))
+    (result,) = own([x])
+    torch.testing.assert_close(result, (x.sin() @ x.cos()).sum(1).view(sizes))
+    assert not result._is_view() and result.is_contiguous()
+
+
+def test_a_fresh_tensor_that_is_returned_beside_its_view_shares_its_memory() -> None:
+    x = torch.randn(6)
+    own = compile_graph(make_fx(lambda x: [(y := x.sin()), y.view(2, 3)])(x))
+    whole, view = own([x])
+    assert whole.data_ptr() == view.data_ptr() and view.shape == (2, 3) and torch.equal(view.flatten(), whole)
 
 
 def test_threads_with_many_inputs_of_their_own_get_their_own_results() -> None:

@@ -263,6 +263,38 @@ def test_versions_of_some_of_the_written_inputs(how: Any) -> None:
         assert [None if a.is_inference() else a._version for a in args] == [None if i == k else i + 1 for i in range(3)]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("kernels", [True, False])
+def test_writes_beside_torch_are_counted(kernels: bool, steps: int) -> None:
+    """Kernels move no counters; operators do, and what they moved is not counted twice. Inference tensors have none."""
+    infos = tuple(
+        records.InputInfo(i, TENSOR, meta(), mutation=DATA, version_steps=n) for i, n in enumerate((steps, 1, 1))
+    )
+    outputs = (records.OutputInfo(0, KIND.FRESH, meta(), graph_output=0),)
+    plan = reloaded(build_plan(GraphMetadata(infos, outputs, num_forward_outputs=1)))
+
+    def forward(args: list[Any]) -> list[Any]:
+        for value in args:
+            if kernels:
+                value.numpy()[:] += 1
+            else:
+                value.add_(1)
+        return [torch.ones(3)]
+
+    forward._boxed_call, forward.moves_no_versions = True, kernels  # type: ignore[attr-defined]
+    call = bind(plan, forward)
+    assert ("_move_versions" in call.source) is (kernels and steps < 3)  # type: ignore[attr-defined]
+    quiet = torch.inference_mode()(torch.ones)(3)
+    args = [torch.ones(3), torch.ones(3), quiet if kernels else torch.ones(3)]
+    for turn in (1, 2):
+        call(list(args))
+        assert [a._version for a in args[:2]] == [steps * turn, turn]
+        assert args[2].tolist() == [1 + turn] * 3
+    with torch.profiler.profile():
+        call(list(args))
+    assert [a._version for a in args[:2]] == [steps * 3, 3]
+
+
 def test_a_static_input_that_is_written_to_may_not_share_memory_with_an_argument(how: Any) -> None:
     infos = (
         records.InputInfo(0, TENSOR, meta(), mutation=DATA, updated_output=0, is_static=True),

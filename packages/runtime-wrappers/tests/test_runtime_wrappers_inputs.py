@@ -26,7 +26,7 @@ from aotkit_runtime_wrappers import (
 )
 from aotkit_runtime_wrappers.contract import InputKind, MutationKind, TensorMeta
 from aotkit_runtime_wrappers.operations.checks import CheckAliases, CheckPlace
-from aotkit_runtime_wrappers.overlap import AliasCheck, refuse_new_aliases
+from aotkit_runtime_wrappers.overlap import AliasCheck, PlacedAliasCheck, PlacedArguments, placed, refuse_new_aliases
 from aotkit_runtime_wrappers.refinements import checks_aliases
 from aotkit_runtime_wrappers.source import Source
 from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
@@ -288,17 +288,34 @@ def written_beside(seed: int) -> tuple[torch.Tensor, list[torch.Tensor], list[to
     return memory, pieces[:8], pieces[8:]
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("told", ["nothing", "addresses", "what moved"])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_few_that_moved_are_refused_where_all_compared_would_be(seed: int, known: bool) -> None:
+def test_the_few_that_moved_are_refused_where_all_compared_would_be(seed: int, told: str) -> None:
     """Of tensors that are not written to some lie elsewhere in the next call: on free memory or on what is written."""
     memory, mutated, others = written_beside(seed)
-    check, random = AliasCheck(), Random(seed + 100)
-    names = [" ".join(f"in{k}" for k in range(*ends)) for ends in ((0, 8), (8, 8 + len(others)))]
+    random, count = Random(seed + 100), 8 + len(others)
+    check, placed_check = AliasCheck(), PlacedAliasCheck(range(8), range(8, count), among=True)
+    names = [" ".join(f"in{k}" for k in range(*ends)) for ends in ((0, 8), (8, count))]
+    before: tuple[int, ...] = ()
 
-    def outcome(asked: Callable[..., object], *more: object) -> str | None:
+    def compared() -> None:
+        refuse_new_aliases(mutated, others, True, *names)
+
+    def asked() -> None:
+        nonlocal before
+        args = placed([*mutated, *others])
+        if told == "nothing":
+            check(mutated, others, True, *names)
+            return
+        if told == "what moved" and before:
+            moved = tuple(k for k in range(count) if args.addresses[k] != before[k])
+            args = PlacedArguments.at(args, args.addresses, before, moved)
+        before = args.addresses
+        placed_check(args)
+
+    def outcome(asked: Callable[[], object]) -> str | None:
         try:
-            asked(mutated, others, True, *names, *more)
+            asked()
         except AliasingChangedError as error:
             return str(error)
         return None
@@ -312,9 +329,8 @@ def test_the_few_that_moved_are_refused_where_all_compared_would_be(seed: int, k
                 others[k] = elsewhere[: len(others[k])]
             if random.random() < 0.1:
                 mutated[0] = torch.zeros(mutated[0].shape)
-        expected = outcome(refuse_new_aliases)
-        addresses = tuple(value.data_ptr() for value in (*mutated, *others))
-        assert outcome(check, *((addresses,) if known else ())) == expected
+        expected = outcome(compared)
+        assert outcome(asked) == expected
         refused += expected is not None
         if expected is not None:
             _, mutated, others = written_beside(seed)
@@ -329,6 +345,11 @@ def test_tensors_without_memory_are_compared_in_every_call() -> None:
         check((memory,), (other,), True, "in0", "in1")
     with pytest.raises(AliasingChangedError):
         check((memory,), (memory[1:],), True, "in0", "in1")
+    placed_check = PlacedAliasCheck([0], [1], among=True)
+    for _ in range(2):
+        placed_check(placed([memory, other]))
+    with pytest.raises(AliasingChangedError):
+        placed_check(placed([memory, memory[1:]]))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -344,6 +365,16 @@ def test_addresses_are_enough_where_sizes_are_known(dynamic: bool) -> None:
     )
     (check,) = build._alias_checks(contract, names)
     assert check == CheckAliases(("in0",), ("in1",), fixed=not dynamic)
-    source = Source()
-    check.emit(source, 1)
-    assert bool(source.constants) is not dynamic
+    for source in (Source(), Source(placed="args")):
+        check.emit(source, 1)
+        assert bool(source.constants) is not dynamic
+
+
+def test_arguments_that_tell_where_they_lie_are_not_asked() -> None:
+    values = [torch.ones(2), torch.ones(3)]
+    args = PlacedArguments.at(values, (11, 12), (11, 10), (1,))
+    again = placed(args)
+    assert again is not args and [*again] == values
+    assert (again.addresses, again.before, again.moved) == ((11, 12), (11, 10), (1,))
+    assert placed(values).addresses == tuple(v.data_ptr() for v in values)
+    assert placed(PlacedArguments.at(values, None)).addresses == tuple(v.data_ptr() for v in values)

@@ -21,6 +21,7 @@ __all__ = [
     "graph_is_kept",
     "hide_from_dynamo",
     "lazy_backward_info",
+    "move_versions",
     "profiler",
     "put_versions",
     "record_range",
@@ -48,6 +49,9 @@ profiler: Any = torch.autograd.profiler
 
 record_range: Callable[[str], AbstractContextManager[Any]] = torch._C._profiler._RecordFunctionFast
 """A named range in what a profiler records."""
+
+move_versions: Callable[[Iterable[Tensor]], None] = torch._C._increment_version  # type: ignore[assignment]
+"""Tell autograd that each of these tensors was written to once. Inference tensors are left out."""
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Grad mode as a plain call, without the context manager object of ``torch.set_grad_enabled``."""

@@ -31,6 +31,7 @@ from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
 from .operations import FUNCTIONS
+from .operations.versions import SetVersion
 from .overlap import placed
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
@@ -46,6 +47,8 @@ from .source import Source
 from .subclasses.bind import bind_subclasses
 
 __all__ = ["backward_of", "bind"]
+
+_FEW_STEPS = 2  # of a version counter: each is a call
 
 # What emitted code may call beside the compiled graph; the keys are its global names.
 _RUNTIME: dict[str, Any] = {
@@ -102,7 +105,8 @@ def bind(
     Args:
         plan: from :func:`.build_plan`, or read back from JSON.
         forward: compiled graph, boxed (or not: then it is wrapped): a list of graph inputs in, a list or
-            tuple of forward outputs, saved tensors and saved SymInts out.
+            tuple of forward outputs, saved tensors and saved SymInts out. One that writes to its inputs and moves no
+            version counter doing so may say that by a true attribute ``moves_no_versions``.
         backward: compiled backward: ``[*saved symints, *saved tensors, *tangents]`` in, one gradient or ``None`` per
             graph input out. Or a function without any parameter that makes it: it is called at the first
             backward, once, see :class:`.LazyBackward`. A training plan needs one, an inference plan takes none.
@@ -120,7 +124,7 @@ def bind(
         outputs. Its ``source`` is the generated Python, its ``plan`` the plan. It may be called from several threads.
     """
     start = time.perf_counter()
-    out = Source()
+    out = Source(counts_writes=_counts_writes(plan, forward))
     lazy = backward_of(backward, plan.call, observer, specialize) if plan.call.training else None
     code = bind_around(plan.call, Around(ensure_boxed(forward), lazy), random, _execute)
     namespace: dict[str, Any] = {**_RUNTIME, "_forward": code.forward, "_backward": code.backward}
@@ -135,7 +139,7 @@ def bind(
         namespace["_with_foreign_tangents"] = with_foreign_tangents(plan.call, namespace["_backward"], at_hand)
         emit_autograd(plan.call, out)
     emit_call(plan, out)
-    namespace["_profiled"] = _profiled_call(plan, out.constants, namespace)
+    namespace["_profiled"] = _profiled_call(plan, out, namespace)
     namespace.update(out.constants)
     _execute(out.text, namespace)
     if plan.call.training:
@@ -153,11 +157,19 @@ def bind(
     return bound
 
 
-def _profiled_call(plan: WrapperPlan, constants: dict[str, Any], namespace: dict[str, Any]) -> BoxedCallable:
+def _counts_writes(plan: WrapperPlan, forward: Callable[..., Any]) -> bool:
+    """Whether compiled code says (attribute ``moves_no_versions``) that it writes to memory beside torch, and few steps
+    of each counter are due."""
+    steps = [operation.steps for operation in plan.epilogue if isinstance(operation, SetVersion)]
+    return bool(getattr(forward, "moves_no_versions", False)) and max(steps, default=0) <= _FEW_STEPS
+
+
+def _profiled_call(plan: WrapperPlan, known: Source, namespace: dict[str, Any]) -> BoxedCallable:
     """The call while a profiler records. It is generated when one does for the first time."""
+    constants, counts_writes = known.constants, known.counts_writes
 
     def first_time(args: list[Any]) -> Any:
-        out = Source(constants=dict(constants))
+        out = Source(constants=dict(constants), counts_writes=counts_writes)
         emit_profiled_call(plan, out)
         generated = {**namespace, **out.constants}
         _execute(out.text, generated)

@@ -50,12 +50,12 @@ def _emit_prologue(plan: WrapperPlan, out: Source, indent: int) -> str:
     out.add(f'_wrong_count("arguments", {plan.num_inputs}, len(args))', indent + 1)
     out.add("if _transforms_active():", indent)
     out.add("_refuse_transform()", indent + 1)
-    for name in _arguments_needed(plan):
-        out.add(f"{name} = args[{name[2:]}]", indent)
     placed = _looks_at_all_addresses(plan)
+    for name in _arguments_needed(plan, placed):
+        out.add(f"{name} = args[{name[2:]}]", indent)
     if placed:
         out.add("given, args = args, _placed(args)", indent)
-        out.addresses = "args.addresses"
+        out.placed = "args"
     _emit_operations(plan.prologue, out, indent)
     if placed:  # nothing refuses the call any more
         out.add("given.clear()", indent)
@@ -68,11 +68,13 @@ def _emit_after_prologue(plan: WrapperPlan, box: str, out: Source) -> None:
     out.add(f"return [{', '.join(_returned(value, out) for value in plan.returns)}]")
 
 
-def _arguments_needed(plan: WrapperPlan) -> list[Value]:
-    """Arguments that have to outlive the boxed list: read by an operation, returned, or handed to autograd."""
+def _arguments_needed(plan: WrapperPlan, placed: bool) -> list[Value]:
+    """Arguments that have to outlive the boxed list: read by an operation, returned, or handed to autograd. ``placed``:
+    aliases are looked for in the list itself."""
     needed: set[str] = set()
     for operation in (*plan.prologue, *plan.epilogue):
-        needed.update(operation.reads)
+        if not (placed and isinstance(operation, CheckAliases)):
+            needed.update(operation.reads)
     needed |= {value.value for value in plan.returns if value.value is not None}
     if not _is_one_to_one(plan):
         needed |= set(plan.call.graph_inputs)

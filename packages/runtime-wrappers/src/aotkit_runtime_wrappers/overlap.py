@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import AliasingChangedError
 
-__all__ = ["AliasCheck", "PlacedArguments", "byte_range", "placed", "refuse_new_aliases", "refuse_place", "storage_id"]
-__all__ += ["tensors_overlap"]
+__all__ = ["AliasCheck", "PlacedAliasCheck", "PlacedArguments", "byte_range", "placed", "refuse_new_aliases"]
+__all__ += ["refuse_place", "storage_id", "tensors_overlap"]
 
 _REAL = (Tensor, torch.nn.Parameter)
 _FEW = 8
@@ -91,29 +90,47 @@ def refuse_new_aliases(
 
 
 class PlacedArguments(list[Any]):
-    """A boxed list of tensors that tells the addresses of all of them, so that compiled code need not ask once more."""
+    """A boxed list of tensors that tells the addresses of all of them, so that compiled code need not ask once more.
 
-    __slots__ = ("addresses",)
+    Attributes:
+        addresses: in order; ``None`` where they are not known.
+        before: addresses of an earlier call, or nothing.
+        moved: where the two differ, if there are earlier ones.
+    """
+
+    __slots__ = ("addresses", "before", "moved")
 
     addresses: tuple[int, ...] | None
+    before: tuple[int, ...]
+    moved: tuple[int, ...]
+
+    @staticmethod
+    def at(
+        args: Sequence[Any],
+        addresses: tuple[int, ...] | None,
+        before: tuple[int, ...] = (),
+        moved: tuple[int, ...] = (),
+    ) -> PlacedArguments:
+        """The list of these arguments, which lie there."""
+        result = PlacedArguments(args)
+        result.addresses, result.before, result.moved = addresses, before, moved
+        return result
 
 
 def placed(args: Sequence[Any]) -> PlacedArguments:
     """A list of the same arguments with their addresses. Fake tensors have none."""
-    result = PlacedArguments(args)
-    result.addresses = tuple(map(Tensor.data_ptr, args)) if type(args[0]) in _REAL else None
-    return result
+    if type(args) is PlacedArguments and args.addresses is not None:
+        return PlacedArguments.at(args, args.addresses, args.before, args.moved)
+    return PlacedArguments.at(args, tuple(map(Tensor.data_ptr, args)) if type(args[0]) in _REAL else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """What passed: ``known`` addresses in the order of the arguments, ``addresses`` of what is written and then of the
-    others, and the memory that is written, as first bytes in order and the furthest end up to each."""
+class _Passed(NamedTuple):
+    """What passed: the addresses, and the memory that is written, as first bytes in order and the furthest end up to
+    each."""
 
-    known: tuple[int, ...] | None
-    addresses: tuple[int, ...]
-    lows: Sequence[int]
-    tops: Sequence[int]
+    addresses: tuple[int, ...] = ()
+    lows: Sequence[int] = ()
+    tops: Sequence[int] = ()
 
 
 class AliasCheck:
@@ -128,52 +145,87 @@ class AliasCheck:
     __slots__ = ("_passed",)
 
     def __init__(self) -> None:
-        self._passed = _Passed(None, (), (), ())
+        self._passed = _Passed()
 
     def __call__(
-        self,
-        mutated: Sequence[Tensor],
-        others: Sequence[Tensor],
-        among: bool,
-        mutated_names: str,
-        other_names: str,
-        known: tuple[int, ...] | None = None,
+        self, mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: str, other_names: str
     ) -> None:
-        """Raises what :func:`refuse_new_aliases` raises. ``known``: the addresses of all arguments, if the two kinds of
-        tensors are all of them, with the names ``in0``, ``in1``, .."""
+        """Raises what :func:`refuse_new_aliases` raises."""
         if type(mutated[0]) not in _REAL:  # fake ones, in a call of torch's own tracers
             refuse_new_aliases(mutated, others, among, mutated_names, other_names)
             return
-        passed = self._passed
-        if known is None:
-            addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
-        elif known == passed.known:
+        passed, count = self._passed, len(mutated)
+        addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
+        if addresses == passed.addresses:
             return
-        else:
-            addresses = tuple(known[int(name[2:])] for name in (*mutated_names.split(), *other_names.split()))
-        if addresses == passed.addresses or _lie_apart(passed, addresses, others):
-            self._passed = _Passed(known, addresses, passed.lows, passed.tops)
-            return
-        refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+        moved = _differing(addresses, passed.addresses)
+        some = [others[k - count] for k in moved[:_FEW] if k >= count]
+        if any(k < count for k in moved) or not _lie_apart(passed, zip(*_memory(some), strict=True), len(moved)):
+            refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+            passed = _memory_of(mutated)
         if 0 not in addresses:  # of tensors without elements, or without memory
-            ranges = sorted(zip(*_memory(mutated), strict=True))
-            tops = list(itertools.accumulate((top for _, top in ranges), max))
-            self._passed = _Passed(known, addresses, [low for low, _ in ranges], tops)
+            self._passed = passed._replace(addresses=addresses)
 
 
-def _lie_apart(passed: _Passed, addresses: tuple[int, ...], others: Sequence[Tensor]) -> bool:
-    """Whether only a few tensors that are not written to have moved, to where nothing is written."""
-    count = len(addresses) - len(others)
-    if len(passed.addresses) != len(addresses) or addresses[:count] != passed.addresses[:count]:
+class PlacedAliasCheck:
+    """:class:`AliasCheck` where the tensors are all arguments of a call, whose addresses are known."""
+
+    __slots__ = ("_among", "_lengths", "_mutated", "_others", "_passed", "_written")
+
+    def __init__(self, mutated: Sequence[int], others: Sequence[int], among: bool) -> None:
+        self._mutated, self._others, self._among = tuple(mutated), tuple(others), among
+        self._written = frozenset(mutated)
+        self._passed = _Passed()
+        self._lengths: tuple[int, ...] = ()
+
+    def __call__(self, args: PlacedArguments) -> None:
+        """Raises what :func:`refuse_new_aliases` raises, for the arguments ``in0``, ``in1``, .."""
+        passed, addresses = self._passed, args.addresses
+        if addresses is None:
+            self._compare(args)
+            return
+        if addresses is passed.addresses or addresses == passed.addresses:
+            return
+        moved = (
+            args.moved if args.before and args.before is passed.addresses else _differing(addresses, passed.addresses)
+        )
+        ranges = [(addresses[k], addresses[k] + self._lengths[k]) for k in moved[:_FEW]] if self._lengths else []
+        if not self._written.isdisjoint(moved) or not _lie_apart(passed, ranges, len(moved)):
+            self._compare(args)
+            passed = _memory_of([args[k] for k in self._mutated])
+            self._lengths = tuple(top - low for low, top in map(byte_range, args))
+        if 0 not in addresses:
+            self._passed = passed._replace(addresses=addresses)
+
+    def _compare(self, args: Sequence[Tensor]) -> None:
+        mutated, others = self._mutated, self._others
+        names = (" ".join(f"in{k}" for k in places) for places in (mutated, others))
+        refuse_new_aliases([args[k] for k in mutated], [args[k] for k in others], self._among, *names)
+
+
+def _differing(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    """Where two lists of addresses differ: everywhere, if there is none of the other."""
+    if len(now) != len(before):
+        return tuple(range(len(now)))
+    return tuple(k for k, (one, other) in enumerate(zip(now, before, strict=True)) if one != other)
+
+
+def _lie_apart(passed: _Passed, moved: Iterable[tuple[int, int]], count: int) -> bool:
+    """Whether only a few tensors that are not written to have moved, and where they begin and end nothing is
+    written. ``moved``: these places, of all that moved if they are few."""
+    if count > _FEW or not passed.addresses:
         return False
-    moved = [k for k, (now, then) in enumerate(zip(addresses, passed.addresses, strict=True)) if now != then]
-    if len(moved) > _FEW or any(addresses[k] == 0 for k in moved):
-        return False
-    for low, top in zip(*_memory([others[k - count] for k in moved]), strict=True):
+    for low, top in moved:
         before = bisect.bisect_left(passed.lows, top)  # so many begin before it ends
-        if before and passed.tops[before - 1] > low:
+        if low == 0 or (before and passed.tops[before - 1] > low):
             return False
     return True
+
+
+def _memory_of(mutated: Sequence[Tensor]) -> _Passed:
+    ranges = sorted(zip(*_memory(mutated), strict=True))
+    tops = list(itertools.accumulate((top for _, top in ranges), max))
+    return _Passed((), [low for low, _ in ranges], tops)
 
 
 def _memory(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:

@@ -15,12 +15,14 @@ __all__ = ["Source", "offset_text", "tuple_text"]
 @dataclass
 class Source:
     """Lines of Python being written, constants they refer to, and lists of version counters by the names in them.
-    ``addresses``: an expression of the addresses of all arguments, where they are known."""
+    ``placed``: the name of the list of arguments, where it tells the addresses of all of them. ``counts_writes``:
+    compiled code moves no version counters, so that writes of its are counted beside it."""
 
     lines: list[str] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    addresses: str = ""
+    placed: str = ""
+    counts_writes: bool = False
 
     def add(self, text: str, indent: int = 1) -> None:
         """Append one line."""

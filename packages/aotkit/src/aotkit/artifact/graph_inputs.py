@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
+from aotkit_inductor_lower.runtime import ArgumentReader, Placement
+
 from ..errors import GuardError
 from .guards import evaluate
 from .quick_checks import MOST_WRITTEN, tensors_alike
 
 __all__ = ["PLAIN", "GraphInput", "InputCheck", "InputContract"]
 
+MANY_INPUTS = 32  # from here on the first call that passes makes a reader of its own for all inputs (20 ms)
 PLAIN: dict[type, str] = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}
 
 
@@ -101,15 +104,15 @@ class InputContract:
 
 class InputCheck:
     """A contract that is asked in every call. Where all inputs are tensors of known sizes, as in a model's step with
-    hundreds of weights, tensors like those of a call that passed are told in one native pass (:func:`.tensors_alike`),
-    others are compared one by one with what was looked up once; what differs is then named by the contract. Safe under
-    threads.
+    hundreds of weights, tensors like those of a call that passed are told in one native pass (our own where there are
+    many, which tells their addresses as well, else torch's, :func:`.tensors_alike`), others are compared one by one
+    with what was looked up once; what differs is then named by the contract. Safe under threads.
 
     Attributes:
         contract: what is asked for.
     """
 
-    __slots__ = ("_alike", "_expected", "_written", "contract")
+    __slots__ = ("_alike", "_expected", "_reader", "_written", "contract")
 
     def __init__(self, contract: InputContract) -> None:
         self.contract = contract
@@ -117,18 +120,27 @@ class InputCheck:
         if contract.guards or contract.ranges or None in self._expected:
             self._expected = []
         self._alike: Callable[..., bool] | None = None
+        self._reader: ArgumentReader | None = None
         self._written = 0
 
-    def __call__(self, values: Sequence[Any]) -> None:
-        """Raise :class:`GuardError` as :meth:`InputContract.check` does."""
+    def __call__(self, values: Sequence[Any]) -> Placement | None:
+        """Raise :class:`GuardError` as :meth:`InputContract.check` does. Returns where the inputs lie, if that was seen
+        on the way."""
+        reader = self._reader
+        if reader is not None:
+            placement = reader.read(values if type(values) is tuple else tuple(values))
+            if placement is not None:
+                return placement
         alike = self._alike
         if alike is not None and len(values) == len(self._expected) and alike(*values):
-            return
+            return None
         if not (self._expected and self._holds(values)):
             self.contract.check(values)
         elif self._written < MOST_WRITTEN:
             self._written += 1
-            self._alike = tensors_alike(values)
+            self._reader = ArgumentReader.of(values) if len(values) >= MANY_INPUTS else None
+            self._alike = None if self._reader is not None else tensors_alike(values)
+        return None
 
     def _holds(self, values: Sequence[Any]) -> bool:
         if len(values) != len(self._expected) or len({*map(id, values)}) != len(values):

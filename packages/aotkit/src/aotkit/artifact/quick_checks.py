@@ -69,9 +69,9 @@ class _Writer:
         self._unless(f"type({name}) is {self._constant(type(value))}")
         if any(kind == "contains" for kind, _ in facts) and hasattr(value, "__dict__") and not isinstance(value, dict):
             self._lines.append(f"d = {name}.__dict__")
-        for kind, expected in facts:
-            if kind != "type":  # told by the class
-                self._unless(self._fact(name, kind, expected, value))
+        told = [self._fact(name, kind, expected, value) for kind, expected in facts if kind != "type"]  # by the class
+        for condition in dict.fromkeys(told):  # Dynamo notes one fact each time that it comes by
+            self._unless(condition)
         for (kind, key), child in below.items():
             self._node(child, self._step(value, kind, key), self._step_source(name, value, kind, key))
 
@@ -83,6 +83,8 @@ class _Writer:
             return self._equals(name, value)
         if kind == "contains" and hasattr(value, "__dict__") and not isinstance(value, dict):
             return f"{expected[0]!r} {'in' if expected[1] else 'not in'} d"
+        if kind == "hasattr":
+            return f"{'' if expected[1] else 'not '}hasattr({name}, {expected[0]!r})"
         if kind == "length":
             return f"len({name}) == {expected!r}"
         if kind == "empty":

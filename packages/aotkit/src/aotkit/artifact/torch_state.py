@@ -81,12 +81,23 @@ def state_of_call() -> dict[str, Any]:
         "inference": torch.is_inference_mode_enabled(),
         "autocast": autocast,
         "dtype": str(torch.get_default_dtype()),
-        "device": str(torch.get_default_device()),
+        "device": _default_device(),
         "deterministic": [
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ],
     }
+
+
+def _default_device() -> str:
+    """The default device's name. Nearly always there is no mode that could set one; else torch looks, which takes as
+    long as reading all other state."""
+    plain = torch._C._len_torch_function_stack() == 0
+    return "cpu" if plain and _context() is None else str(torch.get_default_device())
+
+
+def _context() -> Any:
+    return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
 _CALL_STATE = {

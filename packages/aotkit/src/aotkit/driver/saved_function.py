@@ -207,8 +207,7 @@ class SavedFunction:
         raise _Checked
 
     def _call_graph(self, *values: Any) -> Any:
-        self._check_inputs(values)
-        return self.graph(*values)
+        return self.graph.call_placed(values, self._check_inputs(values))
 
     def __repr__(self) -> str:
         return f"<saved function {self.name}, compiled for {self.graph.artifact.kind}>"

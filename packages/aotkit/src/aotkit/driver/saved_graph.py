@@ -20,8 +20,9 @@ import torch
 from aotkit_cache import Uncacheable
 from aotkit_cache.sealed import RejectedEntry, seal, unseal
 from aotkit_functionalize import Unsupported
-from aotkit_inductor_lower.runtime import BindError
-from aotkit_runtime_wrappers import AliasingChangedError, WrapperError, unboxed
+from aotkit_inductor_lower.runtime import BindError, Placement
+from aotkit_runtime_wrappers import AliasingChangedError, WrapperError
+from aotkit_runtime_wrappers.overlap import PlacedArguments
 
 from ..artifact.custom_ops import check_operators
 from ..artifact.graph_inputs import InputContract
@@ -56,18 +57,24 @@ class SavedGraph:
     operators: Sequence[dict[str, str]]
     contract: InputContract | None
     unstorable: str | None = None
-    run: Callable[..., Any] = field(init=False)
+    run: Callable[[list[Any]], Any] = field(init=False)
 
     def __post_init__(self) -> None:
         with collections_put_off():
-            run = unboxed(bind(self.artifact, name="saved"))
-        held = tuple(self.attributes)
-        object.__setattr__(self, "run", (lambda *args: run(*args, *held)) if held else run)
+            object.__setattr__(self, "run", bind(self.artifact, name="saved"))
 
     def __call__(self, *args: Any) -> Any:
         """Run. Raises :class:`GuardError` for arguments that share memory in another way than the example's."""
+        return self.call_placed(args, None)
+
+    def call_placed(self, args: Sequence[Any], placement: Placement | None) -> Any:
+        """The same for arguments in a row, of which it may be known where they lie."""
+        if placement is None or self.attributes:
+            given = [*args, *self.attributes]
+        else:
+            given = PlacedArguments.at(args, placement.addresses, placement.before, placement.moved)
         try:
-            return self.run(*args)
+            return self.run(given)
         except AliasingChangedError as error:  # raised before anything ran
             raise GuardError(f"the arguments share memory in another way than when it was compiled: {error}") from None
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .arena import ArenaPool
+from .argument_reader import ArgumentReader, Placement
 from .bind import BoundProgram, bind_program
 from .errors import BindError, RedzoneError
 
 if TYPE_CHECKING:
     from .parts import bind_parts
 
-__all__ = ["ArenaPool", "BindError", "BoundProgram", "RedzoneError", "bind_parts", "bind_program"]
+__all__ = ["ArenaPool", "ArgumentReader", "BindError", "BoundProgram", "Placement", "RedzoneError", "bind_parts"]
+__all__ += ["bind_program"]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,8 @@ class BoundProgram:
         self.compiled = compiled
         self._bind_traced = bind_traced
         self._traced: Boxed | None = None
+        #: Kernels write to memory beside torch: no call of an operator moves a version counter.
+        self.moves_no_versions = not any(isinstance(step, CallExtern) for step in compiled.plan.steps)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if _profiler._is_profiler_enabled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..launch_plan.records import (
     CallSegment,
     Free,
     LaunchPlan,
+    PlannedBuffer,
     PlanStep,
     Return,
     ReuseBuffer,
@@ -69,6 +71,9 @@ class PlanEmitter:
         self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.storage == "constant"})
         self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
         self.remembers = self._remembers_inputs()
+        self.named = self._named_inputs()
+        self.held_together = self.remembers and not self._frees_inputs_early()
+        self.made_as = self._made_as_their_views()
 
     def emit(self) -> tuple[str, dict[str, Any]]:
         self._prologue()
@@ -90,7 +95,11 @@ class PlanEmitter:
         if self.remembers:
             self.lines += ['addresses = getattr(args, "addresses", None)', "given = args[:]"]
             self.lines.append("if addresses is None: addresses = tuple(map(data_ptr, given))")
-            self.lines += [f"{', '.join(names)} = given", "del given"]
+            if self.held_together:
+                self.lines += [f"{n} = given[{k}]" for k, n in enumerate(names) if self.plan.inputs[k] in self.named]
+            else:
+                self.lines += [f"{', '.join(names)} = given", "del given"]
+            self.lines.append('before, moved = getattr(args, "before", None), getattr(args, "moved", ())')
         elif names:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         self.lines.append("args.clear()")
@@ -121,7 +130,8 @@ class PlanEmitter:
         self.lines += self.context
         if self.remembers:
             self.tables["places"] = tuple(self.slot[name] for name in self.plan.inputs)
-            self.lines.append("if addresses != frame.inputs: frame.write_inputs(places, addresses)")
+            self.lines.append("if before and before is frame.inputs: frame.write_moved(places, addresses, moved)")
+            self.lines.append("elif addresses != frame.inputs: frame.write_inputs(places, addresses)")
         elif self.alignment.nbytes > 1:
             self._write_aligned_inputs()
         else:
@@ -139,6 +149,39 @@ class PlanEmitter:
         if len(inputs) < MANY_INPUTS or self.alignment.nbytes > 1 or not self.uses_frame:
             return False
         return all(name in self.slot and not name.startswith("$") and not self._may_be_empty(name) for name in inputs)
+
+    def _named_inputs(self) -> set[str]:
+        """Inputs that the plan needs as tensors, not only as addresses."""
+        outputs = (output for step in self.plan.steps if isinstance(step, Return) for output in step.outputs)
+        named = {output.name for output in outputs if isinstance(output, BufferRef)}
+        named.update(name for step in self.plan.steps for name in _tensor_uses(step))
+        return named | {self.plan.inputs[position] for _, position, *_ in self.plan.symbol_sources}
+
+    def _made_as_their_views(self) -> dict[str, str]:
+        """Fresh buffers that are needed as tensors for one view of the same memory only, with that view: the tensor is
+        made as the view, which saves taking it, and the caller a view of something that no one else has."""
+        uses = [name for step in self.plan.steps for name in _tensor_uses(step)]
+        uses += [
+            o.name for s in self.plan.steps if isinstance(s, Return) for o in s.outputs if isinstance(o, BufferRef)
+        ]
+        found = {}
+        for step in self.plan.steps:
+            if isinstance(step, View) and uses.count(step.base) == 1 and step.offset == 0:
+                base, view = self.buffers[step.base], self.buffers[step.result]
+                if base.storage == "allocated" and base.dtype == view.dtype and _fills_as_much(base, view):
+                    found[step.base] = step.result
+        return found
+
+    def _frees_inputs_early(self) -> bool:
+        """Whether an input is let go before the last launch, as what a backward has used up; else all of them are held
+        until the call is over."""
+        launches = [k for k, step in enumerate(self.plan.steps) if isinstance(step, CallSegment | CallExtern)]
+        early = self.plan.steps[: launches[-1]] if launches else ()
+        freed = {name for step in early if isinstance(step, Free) for name in step.buffers}
+        return not freed.isdisjoint(self.plan.inputs)
+
+    def _is_named(self, name: str) -> bool:
+        return not self.held_together or name in self.named or name not in self.plan.inputs
 
     def _write_aligned_inputs(self) -> None:
         """Addresses of inputs; the call is made again with copies of those that do not begin where kernels take it."""
@@ -187,12 +230,16 @@ class PlanEmitter:
         elif isinstance(step, CallExtern):
             self._extern(step)
         elif isinstance(step, View):
-            if step.result not in self.framed:
+            if self.made_as.get(step.base) == step.result:
+                self.lines.append(f"{self.tensor_names[step.result]} = {self.tensor_names[step.base]}")
+            elif step.result not in self.framed:
                 self._view(step, self.tensor_names[step.base])
         elif isinstance(step, ReuseBuffer):
             self._reuse_buffer(step)
         elif isinstance(step, Free):
-            held = [self.tensor_names[name] for name in step.buffers if name not in self.framed]
+            held = [
+                self.tensor_names[name] for name in step.buffers if name not in self.framed and self._is_named(name)
+            ]
             if held:
                 self.lines.append(f"del {', '.join(held)}")
         else:
@@ -200,7 +247,8 @@ class PlanEmitter:
 
     def _allocate(self, step: Allocate) -> None:
         buffer, name = self.buffers[step.buffer], self.tensor_names[step.buffer]
-        sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
+        made = self.buffers[self.made_as.get(step.buffer, step.buffer)]
+        sizes, strides = _tuple(made.sizes), _tuple(made.strides)
         size = product(map(to_expr, buffer.sizes)).constant
         small = size is not None and size * torch_dtype(buffer.dtype).itemsize < LARGE
         empty = "empty" if small else "empty_large"
@@ -321,6 +369,17 @@ class PlanEmitter:
         if isinstance(value, float):
             return f"float({str(value)!r})"
         return repr(value)
+
+
+def _fills_as_much(base: PlannedBuffer, view: PlannedBuffer) -> bool:
+    """Whether both are contiguous and of one known number of elements."""
+    counts = []
+    for buffer in (base, view):
+        sizes, strides = ([to_expr(n).constant for n in numbers] for numbers in (buffer.sizes, buffer.strides))
+        if None in sizes or strides != [math.prod(sizes[k + 1 :]) for k in range(len(sizes))] or 0 in sizes:
+            return False
+        counts.append(math.prod(sizes))
+    return counts[0] == counts[1]
 
 
 def _tensor_uses(step: PlanStep) -> Iterator[str]:

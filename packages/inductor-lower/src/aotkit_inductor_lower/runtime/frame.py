@@ -66,6 +66,12 @@ class Frame:
                 self.slots[place] = address
         self.inputs = addresses
 
+    def write_moved(self, places: Sequence[int], addresses: tuple[int, ...], moved: Sequence[int]) -> None:
+        """The same where it is known which inputs are not where they were."""
+        for k in moved:
+            self.slots[places[k]] = addresses[k]
+        self.inputs = addresses
+
 
 def _tensor(buffer: PlannedBuffer, memory: torch.Tensor, offset: int, env: Mapping[Symbol, int]) -> torch.Tensor:
     dtype = torch_dtype(buffer.dtype)

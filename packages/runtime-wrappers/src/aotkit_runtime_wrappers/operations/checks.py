@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..checks import check_value
 from ..contract import Dim, TensorMeta
 from ..dims import evaluate_all, render_tuple
-from ..overlap import AliasCheck, refuse_new_aliases, refuse_place
+from ..overlap import AliasCheck, PlacedAliasCheck, refuse_new_aliases, refuse_place
 from ..runtime import check_strides, wrong_duplicate
 from ..source import Source, tuple_text
 from .operation import Operation, Value, Values
@@ -93,10 +93,14 @@ class CheckAliases(Operation):
 
     def emit(self, source: Source, indent: int) -> None:
         """One call."""
+        if self.fixed and source.placed:
+            places = ([int(name[2:]) for name in names] for names in (self.mutated, self.others))
+            check = source.own("_refuse_new_aliases", PlacedAliasCheck(*places, self.among))
+            source.add(f"{check}({source.placed})", indent)
+            return
         names = f'{self.among}, "{" ".join(self.mutated)}", "{" ".join(self.others)}"'
         check = source.own("_refuse_new_aliases", AliasCheck()) if self.fixed else "_refuse_new_aliases"
-        known = f", {source.addresses}" if self.fixed and source.addresses else ""
-        source.add(f"{check}({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names}{known})", indent)
+        source.add(f"{check}({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names})", indent)
 
     def run(self, values: Values) -> None:
         """Look."""

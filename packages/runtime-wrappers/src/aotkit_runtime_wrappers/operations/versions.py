@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .._torch_compat import advance_version
+from .._torch_compat import advance_version, move_versions
 from ..runtime import bump_versions, set_versions, versions_of
 from ..source import Source, tuple_text
 from .operation import Operation, Value, Values
@@ -88,6 +88,8 @@ class ReadVersion(Operation):
     @classmethod
     def emit_all(cls, group: Sequence[Any], source: Source, indent: int) -> None:
         """One call for all (an optimizer has hundreds), into one list that is taken apart only where it has to be."""
+        if source.counts_writes:
+            return
         values, results = tuple_text([read.value for read in group]), tuple_text([read.result for read in group])
         source.versions[results] = f"versions{len(source.versions)}"
         source.add(f"{source.versions[results]} = _versions_of({values})", indent)
@@ -104,7 +106,7 @@ class ReadVersion(Operation):
 class SetVersion(Operation):
     """The graph itself wrote to ``value``, whose version counter is to be ``steps`` beyond ``before``."""
 
-    functions: ClassVar = {"_set_versions": set_versions}
+    functions: ClassVar = {"_move_versions": move_versions, "_set_versions": set_versions}
 
     value: Value
     before: Value
@@ -117,7 +119,13 @@ class SetVersion(Operation):
 
     @classmethod
     def emit_all(cls, group: Sequence[Any], source: Source, indent: int) -> None:
-        """One call for all; the list of counters is taken apart where other ones were read together."""
+        """One call for all; the list of counters is taken apart where other ones were read together. Where compiled
+        code moves no counters itself, they are moved on, one step a call."""
+        if source.counts_writes:
+            for step in range(max(one.steps for one in group)):
+                moved = [one.value for one in group if one.steps > step]
+                source.add(f"_move_versions({tuple_text(moved)})", indent)
+            return
         values, before = tuple_text([one.value for one in group]), tuple_text([one.before for one in group])
         if before not in source.versions:
             for results, name in source.versions.items():
