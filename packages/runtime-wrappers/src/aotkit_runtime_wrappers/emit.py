@@ -58,7 +58,8 @@ def _emit_prologue(plan: WrapperPlan, out: Source, indent: int) -> str:
         out.placed = "args"
     _emit_operations(plan.prologue, out, indent)
     if placed:  # nothing refuses the call any more
-        out.add("given.clear()", indent)
+        out.add("if given is not args:", indent)
+        out.add("given.clear()", indent + 1)
     return _emit_box(plan, out, indent)
 
 

@@ -118,9 +118,9 @@ class PlacedArguments(list[Any]):
 
 
 def placed(args: Sequence[Any]) -> PlacedArguments:
-    """A list of the same arguments with their addresses. Fake tensors have none."""
+    """A list of the same arguments with their addresses, or the same list, if it has them. Fake tensors have none."""
     if type(args) is PlacedArguments and args.addresses is not None:
-        return PlacedArguments.at(args, args.addresses, args.before, args.moved)
+        return args
     return PlacedArguments.at(args, tuple(map(Tensor.data_ptr, args)) if type(args[0]) in _REAL else None)
 
 

@@ -214,9 +214,10 @@ _DTYPES = {
 
 
 def _text(tensor_at: int, keys_at: int) -> str:
-    """LLVM text of ``look(tuple, state)``: the number of tensors that moved, or -1. Five loops: the tuple's items, what
-    is at the front of each object (loads that the processor can overlap, and prefetches of the tensors), what torch
-    says of each, whether sizes and strides are the same, and whether an object that changed is there twice."""
+    """LLVM text of ``look(tuple, state)``, which returns the number of tensors that moved, or -1. That is five loops:
+    the tuple's items, what is at the front of each object (loads that the processor can overlap, and prefetches of the
+    tensors), what torch says of each, whether sizes and strides are the same, and whether an object that changed is
+    there twice."""
     asked = "\n".join(
         f"""  %e.{name} = call i32 @aoti_torch_get_{name}(ptr %handle, ptr %out.{name})
   %f.{name} = icmp ne i32 %e.{name}, 0
