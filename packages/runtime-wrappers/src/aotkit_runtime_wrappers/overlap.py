@@ -164,7 +164,7 @@ class AliasCheck:
             refuse_new_aliases(mutated, others, among, mutated_names, other_names)
             passed = _memory_of(mutated)
         if 0 not in addresses:  # of tensors without elements, or without memory
-            self._passed = passed._replace(addresses=addresses)
+            self._passed = _Passed(addresses, passed.lows, passed.tops)
 
 
 class PlacedAliasCheck:
@@ -195,7 +195,7 @@ class PlacedAliasCheck:
             passed = _memory_of([args[k] for k in self._mutated])
             self._lengths = tuple(top - low for low, top in map(byte_range, args))
         if 0 not in addresses:
-            self._passed = passed._replace(addresses=addresses)
+            self._passed = _Passed(addresses, passed.lows, passed.tops)
 
     def _compare(self, args: Sequence[Tensor]) -> None:
         mutated, others = self._mutated, self._others

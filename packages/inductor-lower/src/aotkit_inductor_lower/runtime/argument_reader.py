@@ -20,8 +20,7 @@ import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,8 +47,7 @@ _IMPORTS = (
 Look = Callable[[tuple[Any, ...], int], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where the arguments of a call lie.
 
     Attributes:
@@ -103,20 +101,10 @@ class ArgumentReader:
         count = self._look(values, memory.address)
         if count < 0:
             return None  # the memory is half written, and dropped
-        before = memory.placement.addresses
-        if not count:
-            placement = memory.unmoved
-        else:
-            moved = tuple(memory.moved[:count])
-            if count == self._count:
-                addresses = tuple(memory.addresses)
-            else:
-                patched = list(before)
-                for k in moved:
-                    patched[k] = memory.addresses[k]
-                addresses = tuple(patched)
-            placement = Placement(addresses, before, moved)
-            memory.placement, memory.unmoved = placement, Placement(addresses, addresses, ())
+        placement = memory.placement
+        if count or placement.moved:
+            before = placement.addresses
+            placement = memory.placement = Placement(memory.addresses_now(count), before, tuple(memory.moved[:count]))
         self._free.append(memory)
         return placement
 
@@ -125,7 +113,6 @@ class _Memory:
     """What the native function compares with and writes to; each running call has its own."""
 
     __slots__ = ("_changed", "_impls", "_items", "_objects", "_state", "address", "addresses", "moved", "placement")
-    __slots__ += ("unmoved",)
 
     def __init__(self, count: int, rows: Any) -> None:
         self._items, self._impls, self._objects, self.addresses, self.moved, self._changed = (
@@ -134,7 +121,19 @@ class _Memory:
         arrays = (rows, self._items, self._impls, self._objects, self.addresses, self.moved, self._changed)
         self._state = _array([count, *map(ctypes.addressof, arrays)])
         self.address = ctypes.addressof(self._state)
-        self.placement = self.unmoved = Placement((0,) * count, (), ())
+        self.placement = Placement((0,) * count, (), ())
+
+    def addresses_now(self, moved: int) -> tuple[int, ...]:
+        """Those of the last call, where only so many have moved."""
+        before = self.placement.addresses
+        if moved > len(before) // 4:
+            return tuple(self.addresses)
+        if not moved:
+            return before
+        patched = list(before)
+        for k in self.moved[:moved]:
+            patched[k] = self.addresses[k]
+        return tuple(patched)
 
 
 def _array(numbers: Sequence[int]) -> Any:

@@ -373,13 +373,16 @@ class PlanEmitter:
 
 def _fills_as_much(base: PlannedBuffer, view: PlannedBuffer) -> bool:
     """Whether both are contiguous and of one known number of elements."""
-    counts = []
-    for buffer in (base, view):
-        sizes, strides = ([to_expr(n).constant for n in numbers] for numbers in (buffer.sizes, buffer.strides))
-        if None in sizes or strides != [math.prod(sizes[k + 1 :]) for k in range(len(sizes))] or 0 in sizes:
-            return False
-        counts.append(math.prod(sizes))
-    return counts[0] == counts[1]
+    counts = [_contiguous_count(buffer) for buffer in (base, view)]
+    return counts[0] == counts[1] and counts[0] is not None
+
+
+def _contiguous_count(buffer: PlannedBuffer) -> int | None:
+    """How many elements a contiguous buffer has, if there are some and their number is known."""
+    sizes, strides = ([to_expr(n).constant for n in numbers] for numbers in (buffer.sizes, buffer.strides))
+    known = [size for size in sizes if size]
+    dense = [math.prod(known[k + 1 :]) for k in range(len(known))]
+    return math.prod(known) if len(known) == len(sizes) and strides == dense else None
 
 
 def _tensor_uses(step: PlanStep) -> Iterator[str]:

@@ -94,8 +94,8 @@ class CheckAliases(Operation):
     def emit(self, source: Source, indent: int) -> None:
         """One call."""
         if self.fixed and source.placed:
-            places = ([int(name[2:]) for name in names] for names in (self.mutated, self.others))
-            check = source.own("_refuse_new_aliases", PlacedAliasCheck(*places, self.among))
+            mutated, others = ([int(name[2:]) for name in names] for names in (self.mutated, self.others))
+            check = source.own("_refuse_new_aliases", PlacedAliasCheck(mutated, others, self.among))
             source.add(f"{check}({source.placed})", indent)
             return
         names = f'{self.among}, "{" ".join(self.mutated)}", "{" ".join(self.others)}"'
