@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="added to every seed: with other numbers, a bound that holds by luck shows itself",
     )
+    parser.addoption("--whole", action="store_true", help="all parameters of tests marked `sample`")
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +33,14 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="session")
 def guards_are_not_timed() -> Iterator[None]:
-    """The frontend empties the processor's caches after each compile, to measure how long the guards take."""
+    """The frontend empties the processor's caches after each compile, to measure how long the guards take.
+
+    And it has the collector look through all objects that are young, a twentieth of the time that the tests take.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
-        yield
+        with torch._dynamo.config.patch(run_gc_after_compile=False):
+            yield
 
 
 @pytest.fixture(scope="session")
@@ -70,13 +76,26 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("same-examples")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` say what they lack."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests marked `sample` the first parameters stay; tests marked `gpu` say what they lack."""
+    if not config.getoption("--whole", default=False):
+        _keep_samples(config, items)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
+def _keep_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen, kept, left_out = Counter[str](), list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        mark, function = item.get_closest_marker("sample"), item.nodeid.partition("[")[0]
+        seen[function] += 1
+        (left_out if mark is not None and seen[function] > mark.args[0] else kept).append(item)
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:

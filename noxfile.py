@@ -67,6 +67,9 @@ BUILD_TOOLS = ("hatchling",)
 TEST_EXTRAS = {"cache": ("redis", "fakeredis", "fsspec")}
 SHARED_TEST_EXTRAS = {"aotkit": ("transformers", "triton"), "inductor-lower": ("triton",)}
 
+#: Files of a package's tests that the `integration` session runs, from the same wheels.
+RUN_BY_INTEGRATION = {"aotkit": ("test_aotkit_from_outside.py",)}
+
 #: Packages whose tests take minutes: several processes share them.
 LONG = ("aotkit", "inductor-lower", "partition")
 
@@ -324,7 +327,8 @@ def test_package(session: nox.Session, package: str) -> None:
     pip(session, "check")
     isolation = () if session.posargs else ("tools/isolation", "--package", package)
     workers = test_workers() if package in LONG else 0
-    pytest(session, *isolation, f"packages/{package}/tests", "-q", workers=workers)
+    elsewhere = (f"--ignore=packages/{package}/tests/{name}" for name in RUN_BY_INTEGRATION.get(package, ()))
+    pytest(session, *isolation, f"packages/{package}/tests", "-q", *elsewhere, workers=workers)
 
 
 @session_without_pip
@@ -501,12 +505,13 @@ def integration(session: nox.Session) -> None:
     """The eight wheels outside the checkout: five architectures, the interop matrix, the examples of every page, what a
     new user does, and logs and messages as a user meets them."""
     config, suite = str(ROOT / "pyproject.toml"), str(ROOT / "tools" / "integration")
-    outside = str(ROOT / "packages" / "aotkit" / "tests" / "test_aotkit_from_outside.py")
+    folder = ROOT / "packages" / "aotkit" / "tests"
+    outside = [str(folder / name) for name in RUN_BY_INTEGRATION["aotkit"]]
     shared = ("scipy", "llvmlite", "pytest", "transformers")
     workers = 0 if session.posargs else test_workers()
     parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 else ()
     with outside_environment(session, build_wheels(session, PACKAGES), *shared) as python:
-        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, outside, *parallel)
+        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *outside, *parallel)
         session.run(*command, *session.posargs, external=True, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -570,6 +575,15 @@ def fuzz_ops(session: nox.Session) -> None:
     """Operators with arguments drawn from their schemas; `-- --samples 100000 --journal FILE` goes on where it was."""
     install_everything(session, "triton")
     session.run("python", "-m", "tools.fuzz_ops", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@session_without_pip
+def sweeps(session: nox.Session) -> None:
+    """Tests marked `sample`, with all their parameters: drawn programs, of which other sessions run the first ones."""
+    install_everything(session)
+    share(session, "pytest", "triton")
+    tests = (f"packages/{name}/tests" for name in PACKAGES)
+    pytest(session, *tests, "-q", "--whole", "-m", "sample", workers=test_workers())
 
 
 @session_without_pip

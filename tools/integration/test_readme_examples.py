@@ -11,15 +11,19 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tools.site_blocks import pages, program_of  # noqa: E402
+from tools.warm_python import COMPILER  # noqa: E402
 
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
 
-#: Each program in a process of its own, which has nothing but torch imported, so that torch is imported once.
+#: Each program in a process of its own, which has torch imported, what a compile imports of it, and nothing of ours.
 EACH_BY_ITSELF = """
-import os, runpy, sys, traceback
+import contextlib, importlib, os, runpy, sys, traceback
 import torch, torch._dynamo
 
+for name in sys.argv.pop(1).split(","):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
 for path in sys.argv[1:]:
     process = os.fork()
     if process == 0:
@@ -53,6 +57,7 @@ def test_the_examples_of_every_page_run(tmp_path: Path) -> None:
         programs.append(folder / "example.py")
         programs[-1].write_text(program, encoding="utf-8")
     assert len(programs) >= len(READMES) + len(HOWTOS) + 4
-    command = [sys.executable, "-c", EACH_BY_ITSELF, *map(str, programs)]
+    of_torch = ",".join(name for name in COMPILER if name.startswith("torch."))
+    command = [sys.executable, "-c", EACH_BY_ITSELF, of_torch, *map(str, programs)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, f"{len(programs)} ran\n"), done.stderr[-8000:]

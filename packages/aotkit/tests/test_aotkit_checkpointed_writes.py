@@ -515,6 +515,7 @@ def body_of(m: Blocks, plan: Sequence[str]) -> Callable[[Tensor], Tensor]:
     return body
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_regions_write_as_often_as_in_eager_mode_or_are_refused(seed: int) -> None:
     program = random_program(seed)

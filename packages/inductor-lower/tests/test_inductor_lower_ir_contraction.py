@@ -338,6 +338,7 @@ def test_a_contraction_is_no_kernel() -> None:
 # -- random ones -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_contractions_print_and_keep_their_results_through_all_passes(seed: int) -> None:
     options = RandomOptions(nests=4, contractions=True)
@@ -373,6 +374,7 @@ def test_random_contractions_are_of_all_kinds() -> None:
         assert sum(map(kind, drawn)) > 4
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_pass_takes_a_program_with_a_contraction(seed: int) -> None:
     drawn = random_program(seed, RandomOptions(contractions=True, nests=4))
