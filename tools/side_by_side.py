@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sessions that the command line names; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.side_by_side", description=__doc__)
     parser.add_argument("names", nargs="+", metavar="NAME", help="a nox session")
-    parser.add_argument("--jobs", type=int, default=min(processors(), MOST_JOBS), help="sessions at a time")
+    # One more than there are processors: some tests wait for each other, and pip for the network.
+    parser.add_argument("--jobs", type=int, default=min(processors() + 1, MOST_JOBS), help="sessions at a time")
     options = parser.parse_args(arguments)
     begun, outcomes = time.monotonic(), list[Outcome]()
     for outcome in run_sessions(options.names, max(1, options.jobs)):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,15 +78,13 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_compiled_functions_in_other_processes(name: str, tmp_path: Path) -> None:
+def test_compiled_functions_in_other_processes(name: str, tmp_path: Path, warm_python: Any) -> None:
     if "fork" in name and not hasattr(os, "fork"):
         pytest.skip("this system does not fork")
     program = tmp_path / "program.py"
     program.write_text(f'{COMMON}\nif __name__ == "__main__":{PROGRAMS[name]}    print("done")\n')
     environment = {**os.environ, "AOTKIT_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=240, env=environment, check=False
-    )
+    done = warm_python.run([str(program)], env=environment)
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-3000:]
 
 
