@@ -7,6 +7,7 @@ After the last one comes a table with the result and the wall time of each. A fa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -22,6 +23,9 @@ LOGS = ROOT / "build" / "sessions"
 
 #: More sessions at once than this need more memory than a small machine has.
 MOST_JOBS = 4
+
+#: How far a session may give way: with this, it has two fifths of the time that the first one has, and none starves.
+LEAST_PRIORITY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,9 @@ def run_sessions(
 ) -> Iterator[Outcome]:
     """Run the sessions in this order, `jobs` of them at a time; yields each as it ends.
 
-    Each learns from ``SESSIONS_AT_ONCE`` with how many it shares the processors. What runs is said every `pause`
-    seconds, so that nobody takes a long session for one that hangs.
+    Each learns from ``SESSIONS_AT_ONCE`` with how many it shares the processors, and gives way to the first ones: these
+    are the longest, and nothing would be left to run beside their ends. What runs is said every `pause` seconds, so
+    that nobody takes a long session for one that hangs.
     """
     logs.mkdir(parents=True, exist_ok=True)
     waiting, running, said = list(names), list[_Running](), time.monotonic()
@@ -70,6 +75,7 @@ def run_sessions(
         while waiting or running:
             while waiting and len(running) < jobs:
                 running.append(_start(waiting.pop(0), logs, command, jobs))
+                _give_way(running[-1].process, len(names) - len(waiting) - 1)
             ended = [each for each in running if each.process.poll() is not None]
             for each in ended:
                 running.remove(each)
@@ -97,6 +103,14 @@ def _start(name: str, logs: Path, command: Callable[[str], list[str]], jobs: int
             env={**os.environ, "SESSIONS_AT_ONCE": str(jobs)},
         )
     return _Running(name, process, time.monotonic(), log)
+
+
+def _give_way(process: subprocess.Popen[bytes], before: int) -> None:
+    """A lower priority for a process and those that it will start, by how many sessions come before."""
+    if hasattr(os, "setpriority"):
+        lower = min(os.getpriority(os.PRIO_PROCESS, 0) + min(before, LEAST_PRIORITY), 19)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, process.pid, lower)
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_sessions_run_at_the_same_time_and_each_has_a_log(tmp_path: Path, comman
 def test_no_more_sessions_run_than_asked_for(tmp_path: Path, command) -> None:
     ended = [each.name for each in run_sessions(["good", "bad(one)", "good"], 1, tmp_path, command)]
     assert ended == ["good", "bad(one)", "good"]
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no priorities")
+def test_a_session_gives_way_to_those_before_it(tmp_path: Path) -> None:
+    program = "import os, sys, time; time.sleep(0.5); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    ended = run_sessions(["a", "b", "c"], 2, tmp_path, lambda _: [sys.executable, "-c", program])
+    priorities = {each.name: int(each.log.read_text()) for each in ended}
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert priorities == {"a": here, "b": min(here + 1, 19), "c": min(here + 2, 19)}
 
 
 def test_a_failure_is_kept_and_stops_no_other(tmp_path: Path, command) -> None:
