@@ -46,6 +46,9 @@ READ_BY_IMPORTS = (
 )
 HASH_SEEDS = ("1", "2")
 
+#: Windows has no forks, and libraries of macOS do not work behind one: all processes are started there.
+_FORKS = sys.platform.startswith("linux")
+
 
 class WarmPython:
     """Starts Python as ``subprocess.run`` does; most of the processes are forks of a server."""
@@ -71,7 +74,7 @@ class WarmPython:
         """
         env, folder = dict(os.environ if env is None else env), str(cwd or Path.cwd())
         command = [sys.executable, *arguments]
-        if not hasattr(os, "fork") or _read_by_imports(env) != _read_by_imports(self._env):
+        if not _FORKS or _read_by_imports(env) != _read_by_imports(self._env):
             return subprocess.run(
                 command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False
             )
