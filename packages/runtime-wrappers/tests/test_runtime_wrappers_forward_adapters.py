@@ -13,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_functionalize import analyze, records
 from aotkit_runtime_wrappers import WrapperError, WrapperPlan, bind, build_plan, unboxed
+from aotkit_runtime_wrappers.forward_adapters import _reading_memory
+from aotkit_runtime_wrappers.overlap import placed
+from aotkit_runtime_wrappers.plan import LazyInput
 from aotkit_runtime_wrappers.refinements import RandomState, plan_fake_results, plan_random_state
 
 TensorMeta = records.TensorMeta
@@ -233,3 +236,20 @@ def test_fake_results_that_fit_no_plan_are_refused():
         plan_fake_results(plan, meta, [dense((2, 2), (2, 1))])
     with pytest.raises(WrapperError, match="which no input gives"):
         plan_fake_results(plan, meta, [dense(("s9", 2), (2, 1))] * plan.call.num_forward_outputs)
+
+
+@pytest.mark.parametrize("negated", [True, False])
+def test_where_a_lazy_input_lies_is_asked_anew(negated: bool) -> None:
+    """One that comes with other bits than at capture is copied, and so lies elsewhere than the wrapper was told."""
+    given = torch.ones(3)
+    args = placed([torch._neg_view(given) if negated else given, torch.ones(2)])
+    seen: list[Any] = []
+
+    def forward(box: list[Any]) -> list[Any]:
+        addresses = getattr(box, "addresses", None) or tuple(value.data_ptr() for value in box)
+        seen.extend(zip(addresses, [value.data_ptr() for value in box], strict=True))
+        seen.append((box[0].tolist(), [1.0] * 3 if negated else [-1.0] * 3))
+        return []
+
+    _reading_memory([LazyInput(0, conj=False, neg=True)], forward)(args)
+    assert len(seen) == 3 and all(found == expected for found, expected in seen)

@@ -33,6 +33,7 @@ from .contract import Dim, GraphMetadata, TensorMeta, bits_of, same_with_bits, w
 from .dims import evaluate, evaluate_all, render, render_tuple, symbols_of
 from .errors import PlanError
 from .operations.symbols import BindSymbol
+from .overlap import PlacedArguments
 from .plan import CallSpec, FakeResults, LazyInput, RandomState, WrapperPlan
 from .runtime import wrong_count
 from .source import Source
@@ -227,6 +228,8 @@ def _reading_memory(lazy: Sequence[LazyInput], forward: BoxedCallable) -> BoxedC
     def run(box: list[Any]) -> Any:
         for one in lazy:
             box[one.position] = memory_of(box[one.position], one.conj, one.neg)
+        if isinstance(box, PlacedArguments):  # a copy lies elsewhere
+            box.addresses, box.before, box.moved = None, (), ()
         return forward(box)
 
     return run
