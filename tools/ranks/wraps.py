@@ -161,7 +161,7 @@ WRAPS: Mapping[str, Wrap] = {
     "tp-fsdp2": Wrap(4, _fully_sharded(True), waits=_no_gradient_sync, **_SPLIT),
     "tp-simple-fsdp": Wrap(4, _gathered_in_the_graph, averages=False, by_rank=True, **_SPLIT),
     "sp": Wrap(2, _as_it_is, **_SPREAD),
-    "sp-ddp": Wrap(4, _data_parallel, waits=_no_sync, variants=_FOUR, **_SPREAD),
+    "sp-ddp": Wrap(4, _data_parallel, waits=_no_sync, by_rank=True, **_SPREAD),
     "sp-fsdp2": Wrap(4, _fully_sharded(True), waits=_no_gradient_sync, **_SPREAD),
-    "sp-simple-fsdp": Wrap(4, _gathered_in_the_graph, averages=False, variants=_FOUR, **_SPREAD),
+    "sp-simple-fsdp": Wrap(4, _gathered_in_the_graph, averages=False, by_rank=True, **_SPREAD),
 }
