@@ -25,9 +25,10 @@ class Extensions:
         joint_pass: rewrites a copy of the joint graph before anything else; returns a new module, or None after having
             changed its argument.
         group: a ``torch.distributed`` process group whose ranks partition the same graph and must decide alike; see
-            :mod:`rank_sync`. All of them call :func:`partition`, which talks to the others.
+            :mod:`rank_sync`. All of them call :func:`partition`, which talks to the others through the group's store.
         own_budgets: the ranks of ``group`` may have other budgets (``memory_budget``, ``regather_budget``): each keeps
             within its own, as far as all start the same collectives; see Note [A budget for each rank].
+        rank_timeout: seconds that a rank of ``group`` waits for what the others would save; then it raises.
     """
 
     name: str = ""
@@ -36,6 +37,7 @@ class Extensions:
     joint_pass: Callable[[torch.fx.GraphModule], torch.fx.GraphModule | None] | None = None
     group: Any = None
     own_budgets: bool = False
+    rank_timeout: float = 600.0
 
     def key(self) -> str:
         """Text for cache keys.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
 from .plan import NO_VERSION_CHECK, Plan, make_plan
-from .rank_sync import sync_across_ranks
+from .rank_sync import Exchange, sync_across_ranks
 from .regions import with_region_budget
 from .replay import replay_random_ops
 from .report import PartitionReport, add_front, add_memory, add_states, make_report
@@ -132,22 +133,16 @@ def partition(
     Raises:
         InvalidJointGraphError: the graph is not of that form.
         InfeasiblePartitionError: the constraints contradict each other.
+        PartitionError: the ranks of ``extensions.group`` hold different graphs, one of them has failed, or one does not
+            come within ``extensions.rank_timeout``.
     """
-    if extensions.joint_pass is not None:
-        with observer.stage("partition.joint_pass"):
-            joint = _run_joint_pass(joint, extensions.joint_pass)
-    with observer.stage("partition.chunk_losses"):
-        joint, _ = chunk_losses(joint, options.chunk_loss_bytes)
-    with observer.stage("partition.analyze"):
-        analysed = analyze_joint(joint, num_fwd_outputs, options.symbol_fallback, options.cse)
-        analysed.replay_random = options.recompute_random
-        options = with_region_budget(analysed, options)
-        _place_inputs(analysed, options)
-    with observer.stage("partition.cut"):
-        decision = decide(analysed, options, extensions)
-        if extensions.group is not None:
+    exchange = None if extensions.group is None else Exchange.begin(extensions.group, extensions.rank_timeout)
+    with nullcontext() if exchange is None else exchange.watched():
+        analysed, options, decision = _decided(joint, num_fwd_outputs, options, observer, extensions)
+    if exchange is not None:
+        with observer.stage("partition.ranks"):
             how = {"own_budgets": extensions.own_budgets, "reorder": options.recompute_late}
-            decision = sync_across_ranks(analysed, decision, extensions.group, **how)
+            decision = sync_across_ranks(analysed, decision, exchange, **how)
     with observer.stage("partition.extract"):
         plan = make_plan(analysed, decision.saved, options.recompute_late)
         report = _report(analysed, plan, decision, options, extensions)
@@ -156,6 +151,24 @@ def partition(
     observer.dump("backward", "graphs", lambda: str(result.backward.graph))
     observer.dump("partition", "graphs", lambda: str(result.report))
     return result
+
+
+def _decided(
+    joint: torch.fx.GraphModule, num_fwd_outputs: int, options: PartitionOptions, observer: Observer, own: Extensions
+) -> tuple[JointGraph, PartitionOptions, Decision]:
+    """The graph, analysed, the options as its regions change them, and what this rank by itself would save."""
+    if own.joint_pass is not None:
+        with observer.stage("partition.joint_pass"):
+            joint = _run_joint_pass(joint, own.joint_pass)
+    with observer.stage("partition.chunk_losses"):
+        joint, _ = chunk_losses(joint, options.chunk_loss_bytes)
+    with observer.stage("partition.analyze"):
+        analysed = analyze_joint(joint, num_fwd_outputs, options.symbol_fallback, options.cse)
+        analysed.replay_random = options.recompute_random
+        options = with_region_budget(analysed, options)
+        _place_inputs(analysed, options)
+    with observer.stage("partition.cut"):
+        return analysed, options, decide(analysed, options, own)
 
 
 def partition_key(
