@@ -517,6 +517,35 @@ def test_layers_are_cut_where_sums_and_norms_stay_one_kernel() -> None:
     assert len({len(layer) for layer in found.layers}) == 1
 
 
+class Attending(nn.Module):
+    """A residual layer of attention, whose heads are copied to lie side by side, and of a product."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.heads, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        parts = self.heads(self.norm(x)).view(2, -1, 3, 2, x.shape[-1] // 2).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts)
+        mixed = mixed.transpose(1, 2).contiguous().view(x.shape)
+        return x + F.dropout(self.out(mixed), 0.1, self.training)
+
+
+def test_layers_are_not_cut_between_attention_and_what_copies_its_result() -> None:
+    """Written out, its last product writes what the copy would."""
+    model = Stack(lambda: Attending(16), count=8)
+    (found,) = find_layers(graph_of(model, torch.randn(10, 8)), 6)
+    names = [node.name for node in found.layers[0]]
+    (attention,) = [at for at, name in enumerate(names) if name.startswith("scaled_dot")]
+    (copy_,) = [at for at, name in enumerate(names) if name.startswith("contiguous")]
+    assert attention < copy_, names
+    assert len(found.outputs) == 2 and "add" not in names[-1]
+
+
+def test_layers_of_attention_are_what_eager_computes() -> None:
+    assert_like_eager(Stack(lambda: Attending(16), count=8), torch.randn(10, 8), [(7,)])
+
+
 def test_layers_that_differ_in_one_number_are_not_alike() -> None:
     class Powers(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -26,6 +28,18 @@ def forward() -> fx.GraphModule:
 
 def test_memory_of_inputs_of_results_and_of_two_saved_tensors_is_not_donated() -> None:
     assert donated_buffers.donated_tensors(forward(), 1, 6) == (2, 5)
+
+
+def test_arguments_of_a_call_that_makes_new_memory_are_not_its_results() -> None:
+    for marked, expected in ((False, ()), (True, (0,))):
+        graph = fx.Graph()
+        own = graph.call_function(aten.exp.default, (graph.placeholder("x"),))
+        call = graph.call_function(torch.ops.higher_order.invoke_subgraph, ("region", "name", own))
+        call.meta["new_memory"] = marked
+        result = graph.call_function(operator.getitem, (call, 0))
+        graph.output([result, own])
+        module = fx.GraphModule(torch.nn.Module(), graph)
+        assert donated_buffers.donated_tensors(module, 1, 1) == expected
 
 
 def test_inputs_of_the_backward_are_marked_behind_the_sizes() -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
+import pkgutil
+import subprocess
+import sys
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
 from aotkit_functionalize import records
-from aotkit_runtime_wrappers import WrapperError, WrapperPlan
+from aotkit_runtime_wrappers import WrapperError, WrapperPlan, operations
 from aotkit_runtime_wrappers._size_text import evaluate_tree, parse_size, write_size
 from aotkit_runtime_wrappers.dims import symbols_of
-from aotkit_runtime_wrappers.operations import FUNCTIONS, OPERATIONS
+from aotkit_runtime_wrappers.errors import PlanError
+from aotkit_runtime_wrappers.operations import OPERATIONS, functions_of
 from aotkit_runtime_wrappers.operations.bases import BuildBase
 from aotkit_runtime_wrappers.operations.checks import (
     CheckAliases,
@@ -162,8 +167,41 @@ def test_what_operations_call_is_bound_once():
     for operation in OPERATIONS.values():
         for name, function in operation.functions.items():
             assert declared.setdefault(name, function) is function
-    assert declared == FUNCTIONS
-    assert all(name.startswith("_") for name in FUNCTIONS)
+    assert declared == functions_of(EXAMPLES)
+    assert all(name.startswith("_") for name in declared)
+
+
+def test_operations_are_those_that_the_modules_name():
+    homes = {name: f"{operations.__name__}.{module}" for module, names in operations._MODULES.items() for name in names}
+    assert {name: kind.__module__ for name, kind in OPERATIONS.items()} == homes
+    for module in operations._MODULES:
+        named_there = set(import_module(f"{operations.__name__}.{module}").__all__)
+        assert named_there == set(operations._MODULES[module])
+    modules = {module.name for module in pkgutil.iter_modules(operations.__path__)}
+    assert modules == {*operations._MODULES, "operation"}
+
+
+@pytest.mark.parametrize("raw", [{}, {"record": 3}, {"record": "Operation"}, {"record": "SetGradMode", "mode": 3}])
+def test_what_is_no_operation_is_not_read(raw: dict[str, Any]):
+    text = WrapperPlan(0, (SetGradMode(False),), CallSpec((), 0), (), ()).to_json()
+    changed = json.loads(text)
+    changed["record"]["prologue"] = [raw]
+    with pytest.raises(PlanError, match="can't be read"):
+        WrapperPlan.from_json(json.dumps(changed))
+
+
+def test_a_plan_without_operations_imports_none_of_their_modules():
+    code = """
+import sys
+from aotkit_runtime_wrappers import WrapperPlan, bind
+from aotkit_runtime_wrappers.plan import CallSpec, Return
+plan = WrapperPlan.from_json(WrapperPlan(1, (), CallSpec(("in0",), 1), (), (Return("fw0"),)).to_json())
+assert bind(plan, lambda value: [2 * value])([21]) == [42]
+print([name for name in sys.modules if ".operations." in name or name.endswith((".build", ".inputs", ".serialized"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [name for name in ast.literal_eval(done.stdout) if name.startswith("aotkit_runtime_wrappers")]
+    assert sorted(loaded) == [f"{operations.__name__}.{name}" for name in ("operation", "symbols")]
 
 
 def test_fields_of_operations_are_names_numbers_and_records():

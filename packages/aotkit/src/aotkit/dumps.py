@@ -6,7 +6,6 @@ a number of its own (``graph0``, ``graph0.1``).
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import os
@@ -96,14 +95,16 @@ def _page(title: str, about: Mapping[str, str], names: Sequence[str]) -> str:
 
 def _listing(title: str, about: Mapping[str, str], rows: Sequence[tuple[str, str, str]]) -> str:
     """``rows``: address, name, and what is said beside it."""
-    lines = [f"<p>{html.escape(name)}: <code>{html.escape(value)}</code></p>" for name, value in about.items() if value]
+    from html import escape  # not in each process that compiles nothing
+
+    lines = [f"<p>{escape(name)}: <code>{escape(value)}</code></p>" for name, value in about.items() if value]
     items = [
-        f'<li><a href="{html.escape(address)}">{html.escape(name)}</a> <code>{html.escape(more)}</code></li>'
+        f'<li><a href="{escape(address)}">{escape(name)}</a> <code>{escape(more)}</code></li>'
         for address, name, more in rows
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>\n"
         + "\n".join([*lines, "<ul>", *items, "</ul>"])
         + "\n</html>\n"
     )

@@ -2,7 +2,8 @@
 
 A compiler says by an attribute ``reuses_donated = True`` that what it makes of a backward writes into the memory of
 inputs which are marked ``meta["donated"]``. Those marked ``meta["released"]`` it may count as memory that goes with
-their last use: nobody but the backward holds them.
+their last use: nobody but the backward holds them. Whoever makes a graph may mark a call ``meta["new_memory"]``: none
+of its results lies in memory of its arguments, though its target does not say so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def mark_released(backward: GraphModule, num_saved_symints: int, released: tuple
 def _memory(node: Node, memory: dict[Node, frozenset[Node]]) -> frozenset[Node]:
     """The nodes whose memory ``node`` may be; itself, if it has memory of its own."""
     target: Any = node.target
-    if node.op != "call_function":
+    if node.op != "call_function" or node.meta.get("new_memory"):
         return frozenset({node})
     says = isinstance(target, torch._ops.OpOverload) and target not in _SILENT_VIEWS
     if says and all(result.alias_info is None for result in target._schema.returns):

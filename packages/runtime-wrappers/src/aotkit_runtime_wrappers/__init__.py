@@ -10,16 +10,21 @@ results, donated buffers), :mod:`.synthetic_base` (overlapping arguments), :mod:
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .__about__ import __version__
 from .bind import bind
 from .boxed import make_boxed, unboxed
-from .build import build_plan
-from .compiler_wrapper import compile_wrapped
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
-from .inputs import InputPlan, prepare_inputs
 from .interpret import interpret
 from .plan import WrapperOptions, WrapperPlan
-from .serialized import SerializableFunction
+
+if TYPE_CHECKING:
+    from .build import build_plan
+    from .compiler_wrapper import compile_wrapped
+    from .inputs import InputPlan, prepare_inputs
+    from .serialized import SerializableFunction
 
 __all__ = [
     "AliasingChangedError",
@@ -38,3 +43,18 @@ __all__ = [
     "prepare_inputs",
     "unboxed",
 ]
+
+# What makes plans is imported when it is asked for: a process that loads what was compiled before needs none of it.
+_HOMES = {
+    "InputPlan": "inputs",
+    "SerializableFunction": "serialized",
+    "build_plan": "build",
+    "compile_wrapped": "compiler_wrapper",
+    "prepare_inputs": "inputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

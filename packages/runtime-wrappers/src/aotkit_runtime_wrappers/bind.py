@@ -30,8 +30,7 @@ from .errors import PlanError
 from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
-from .operations import FUNCTIONS
-from .operations.versions import SetVersion
+from .operations import functions_of
 from .overlap import placed
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
@@ -52,7 +51,6 @@ _FEW_STEPS = 2  # of a version counter: each is a call
 
 # What emitted code may call beside the compiled graph; the keys are its global names.
 _RUNTIME: dict[str, Any] = {
-    **FUNCTIONS,
     "_Tensor": torch.Tensor,
     "_autocast_enabled": autocast_enabled,
     "_coerce_tangent": take_tangent,
@@ -127,7 +125,8 @@ def bind(
     out = Source(counts_writes=_counts_writes(plan, forward))
     lazy = backward_of(backward, plan.call, observer, specialize) if plan.call.training else None
     code = bind_around(plan.call, Around(ensure_boxed(forward), lazy), random, _execute)
-    namespace: dict[str, Any] = {**_RUNTIME, "_forward": code.forward, "_backward": code.backward}
+    namespace: dict[str, Any] = {**_RUNTIME, **functions_of((*plan.prologue, *plan.epilogue))}
+    namespace.update(_forward=code.forward, _backward=code.backward)
     adapters = ""
     if plan.call.subclasses is not None:
         adapters = bind_subclasses(plan.call.subclasses, namespace)
@@ -160,8 +159,13 @@ def bind(
 def _counts_writes(plan: WrapperPlan, forward: Callable[..., Any]) -> bool:
     """Whether compiled code says (attribute ``moves_no_versions``) that it writes to memory beside torch, and few steps
     of each counter are due."""
+    says = bool(getattr(forward, "moves_no_versions", False))
+    if not says or not plan.epilogue:
+        return says
+    from .operations.versions import SetVersion  # a plan without operations needs none of their modules
+
     steps = [operation.steps for operation in plan.epilogue if isinstance(operation, SetVersion)]
-    return bool(getattr(forward, "moves_no_versions", False)) and max(steps, default=0) <= _FEW_STEPS
+    return max(steps, default=0) <= _FEW_STEPS
 
 
 def _profiled_call(plan: WrapperPlan, known: Source, namespace: dict[str, Any]) -> BoxedCallable:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 
 from .operations import Operation, Value
-from .operations.checks import CheckAliases
 from .plan import Return, WrapperPlan
 from .source import Source
 
@@ -84,6 +83,10 @@ def _arguments_needed(plan: WrapperPlan, placed: bool) -> list[Value]:
 
 def _looks_at_all_addresses(plan: WrapperPlan) -> bool:
     """Whether the addresses of all arguments are compared, which compiled code then need not ask for again."""
+    if not plan.prologue:
+        return False
+    from .operations.checks import CheckAliases  # a plan without operations needs none of their modules
+
     checks = [operation for operation in plan.prologue if isinstance(operation, CheckAliases) and operation.fixed]
     return len(checks) == 1 and _is_one_to_one(plan) and set(checks[0].reads) == set(plan.call.graph_inputs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ._records import Format
@@ -223,11 +224,33 @@ class _BoundaryForm:
         return SubclassBoundary.from_raw(raw)
 
 
+class _OperationForm:
+    """An operation is told by the name of its class, which is imported when there is one."""
+
+    def to_raw(self, operation: Operation, /) -> Any:
+        name = type(operation).__name__
+        if name not in OPERATIONS:
+            raise PlanError(f"the aotkit wrapper plan can't be written: a {name} is no operation of plans")
+        return {"record": name, **_format_of(name).to_raw(operation)["record"]}
+
+    def from_raw(self, raw: Any, /) -> Operation:
+        fields = dict(raw) if isinstance(raw, dict) else {}
+        name = fields.pop("record", None)
+        if not isinstance(name, str) or name not in OPERATIONS:
+            raise PlanError(f"the aotkit wrapper plan can't be read: it has no operation {name!r}")
+        read = _format_of(name)
+        return read.from_raw({"format": read.name, "version": read.version, "record": fields})
+
+
+@cache
+def _format_of(operation: str) -> Format[Operation]:
+    return Format(OPERATIONS[operation], f"{operation} of an aotkit wrapper plan", 1, error=PlanError)
+
+
 _FORMAT = Format(
     WrapperPlan,
     "aotkit wrapper plan",
     4,
     error=PlanError,
-    members={Operation: OPERATIONS.values()},
-    own={SubclassBoundary: _BoundaryForm()},
+    own={SubclassBoundary: _BoundaryForm(), Operation: _OperationForm()},
 )

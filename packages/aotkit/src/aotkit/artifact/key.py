@@ -331,10 +331,22 @@ def sources_digest() -> str:
     for name in _OUR_PACKAGES:
         found = importlib.util.find_spec(name)
         assert found is not None and found.submodule_search_locations is not None
-        for folder, below, files in os.walk(next(iter(found.submodule_search_locations))):
-            below.sort()
-            for file in sorted(files):
-                if file.endswith(".py"):
-                    with open(os.path.join(folder, file), "rb", buffering=0) as source:
-                        digest.update(file.encode() + b"\0" + source.read())
+        _add_sources(next(iter(found.submodule_search_locations)), digest)
     return digest.hexdigest()
+
+
+def _add_sources(folder: str, digest: Any) -> None:
+    """Add the Python files in ``folder`` and below. Every start reads them all, so file objects are not made."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.endswith(".py"):
+            digest.update(entry.name.encode() + b"\0")
+            file = os.open(entry.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            try:
+                while part := os.read(file, 1 << 20):
+                    digest.update(part)
+            finally:
+                os.close(file)
+        elif entry.name.isidentifier() and entry.name != "__pycache__" and entry.is_dir():
+            _add_sources(entry.path, digest)

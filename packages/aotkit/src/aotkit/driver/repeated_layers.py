@@ -114,6 +114,7 @@ class RepeatedLayers:
             call = graph.call_function(torch.ops.higher_order.invoke_subgraph, (region, name, *given))  # type: ignore[misc]
         made: Any = self.called[str(name)].graph.output_node().args[0]
         call.meta = {**node.meta, "val": tuple(made_node.meta["val"] for made_node in made)}
+        call.meta["new_memory"] = True  # by :func:`_check_memory`; else the last layer may hold memory of all others
         region.meta = {key: node.meta[key] for key in _TRACED if key in node.meta}
         for user in list(node.users):
             if len(node.meta["val"]) - 1 == user.args[1] and name in self.hiding:

@@ -23,7 +23,8 @@ __all__ = ["Layers", "body_of", "find_layers"]
 _PERIODS = 8  # how many periods are tried; the right one is among the commonest distances
 _LAYERS_APART = 4  # a node may occur so often in a layer, if none occurs once
 _HEAVY = frozenset({"linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "embedding", "conv1d", "conv2d"})
-_HEAVY |= {"conv3d", "scaled_dot_product_attention"}
+_ATTENTION = "scaled_dot_product_attention"
+_HEAVY |= {"conv3d", _ATTENTION}
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "expand", "squeeze", "unsqueeze", "getitem", "chunk"})
 _VIEWS |= {"split", "to", "t", "flatten"}
 
@@ -168,6 +169,13 @@ def _longest_match(labels: Sequence[int | None], taken: Sequence[bool], period: 
 # -- where a layer begins ----------------------------------------------------------------------------------
 
 
+# Note [Where to cut]
+# What is lost at an edge of layers is what one kernel would compute on both sides of it: a sum and the norm of it, or
+# in the backward their gradients. A product is a kernel of its own, mostly; attention that is written out as products
+# writes its result in the layout that what takes it copies it to, so behind it is no place to cut. Among cuts that lose
+# nothing the one with the fewest bytes is taken.
+
+
 def _best_cut(nodes: Sequence[Node], positions: Mapping[Node, int], first: int, period: int) -> int:
     """How many nodes behind ``first`` a layer begins; see Note [Where to cut]."""
     begin, end = first + period, min(first + 2 * period, len(nodes))
@@ -179,7 +187,7 @@ def _best_cut(nodes: Sequence[Node], positions: Mapping[Node, int], first: int, 
         at = begin + cut
         crossing = [nodes[p] for p in range(first, at) if last_use[p - first] >= at]
         lost = sum(_bytes(node) for node in crossing if _is_fused(node, nodes, positions, at))
-        views = sum(_name(node) in _VIEWS for node in crossing)
+        views = sum(map(_is_view, crossing))
         return inside[at - first], lost, views, sum(map(_bytes, crossing)), cut
 
     return min(range(end - begin), key=cost)
@@ -199,12 +207,29 @@ def _within_modes(nodes: Sequence[Node]) -> list[bool]:
 def _is_fused(node: Node, nodes: Sequence[Node], positions: Mapping[Node, int], cut: int) -> bool:
     """Whether what makes a value that crosses a cut would be fused with what takes it, or their gradients would."""
     if _name(node) in _HEAVY:
-        return False
-    behind = sorted(p for user in node.users if (p := positions.get(user, len(nodes))) >= cut)
-    if len(behind) > 1:
-        return True
+        return _name(node) == _ATTENTION
+    behind = sorted(p for user in _takers(node) if (p := positions.get(user, len(nodes))) >= cut)
+    if len(behind) != 1:
+        return bool(behind)
     between = nodes[positions[node] + 1 : behind[0] + 1]
     return not any(_name(other) in _HEAVY for other in between)
+
+
+def _takers(node: Node) -> Iterator[Node]:
+    """What computes something of a value, or of views of it."""
+    for user in node.users:
+        if _is_view(user):
+            yield from _takers(user)
+        else:
+            yield user
+
+
+def _is_view(node: Node) -> bool:
+    """Whether its result lies in memory of what it takes; of ``contiguous`` that depends on what it is given."""
+    if _name(node) != "contiguous":
+        return _name(node) in _VIEWS
+    given = node.args[0].meta.get("example_value") if isinstance(node.args[0], Node) else None
+    return isinstance(given, torch.Tensor) and given.is_contiguous()
 
 
 def _name(node: Node) -> str:

@@ -1,26 +1,52 @@
 """The operations of a wrapper plan: small frozen records over named values, one module per kind.
 
 See Note [A plan is a small register program] in :mod:`.operation`. A new operation is one class in one of the modules
-below, named in the module's ``__all__``.
+below, named in the module's ``__all__`` and here. A module is imported when a plan has one of its operations: most
+plans have none, and a process that loads what was compiled before waits for each import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
-from . import bases, checks, modes, mutations, storages, symbols, versions, views
 from .operation import Operation, Value
 
-__all__ = ["FUNCTIONS", "OPERATIONS", "Operation", "Value"]
+__all__ = ["OPERATIONS", "Operation", "Value", "functions_of"]
 
-OPERATIONS: Mapping[str, type[Operation]] = {
-    name: getattr(module, name)
-    for module in (checks, symbols, bases, storages, mutations, versions, views, modes)
-    for name in module.__all__
+_MODULES = {
+    "bases": ("BuildBase",),
+    "checks": ("CheckAliases", "CheckDuplicate", "CheckPlace", "CheckStrides", "CheckValue"),
+    "modes": ("SetGradMode",),
+    "mutations": ("CopyBack", "SetRequiresGrad", "SetStrides"),
+    "storages": ("Resize", "ResizeStorage", "SetStorage"),
+    "symbols": ("BindSymbol",),
+    "versions": ("BumpVersion", "BumpVersions", "ReadVersion", "SetVersion"),
+    "views": ("MarkDynamic", "ReplayView", "SetLazyBits"),
 }
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    name: function for operation in OPERATIONS.values() for name, function in operation.functions.items()
-}
-"""What emitted code calls for its operations, by its global names."""
+
+class _ByName(Mapping[str, type[Operation]]):
+    """The classes by their names."""
+
+    def __init__(self) -> None:
+        self._homes = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getitem__(self, name: str) -> type[Operation]:
+        found: type[Operation] = getattr(import_module(f".{self._homes[name]}", __name__), name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+OPERATIONS: Mapping[str, type[Operation]] = _ByName()
+
+
+def functions_of(operations: Iterable[Operation]) -> dict[str, Callable[..., Any]]:
+    """What the emitted code of these operations calls, by its global names."""
+    return {name: function for kind in set(map(type, operations)) for name, function in kind.functions.items()}
