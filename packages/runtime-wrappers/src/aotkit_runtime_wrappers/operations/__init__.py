@@ -49,4 +49,5 @@ OPERATIONS: Mapping[str, type[Operation]] = _ByName()
 
 def functions_of(operations: Iterable[Operation]) -> dict[str, Callable[..., Any]]:
     """What the emitted code of these operations calls, by its global names."""
-    return {name: function for kind in set(map(type, operations)) for name, function in kind.functions.items()}
+    one_of_each = {type(operation): operation for operation in operations}.values()
+    return {name: function for operation in one_of_each for name, function in operation.functions.items()}
