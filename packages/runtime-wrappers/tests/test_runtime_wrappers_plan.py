@@ -71,7 +71,7 @@ def test_plans_that_this_release_cannot_read_are_refused():
     with pytest.raises(PlanError, match="version 99"):
         WrapperPlan.from_json(json.dumps(raw | {"version": 99}))
     record = raw["record"]
-    with pytest.raises(PlanError, match="'Teleport'} is none of BindSymbol, BuildBase"):
+    with pytest.raises(PlanError, match="'Teleport' is none of BindSymbol, BuildBase"):
         WrapperPlan.from_json(json.dumps(raw | {"record": record | {"prologue": [{"record": "Teleport"}]}}))
     with pytest.raises(PlanError, match="a BumpVersion has no field 'what'"):
         changed = record | {"prologue": [{"record": "BumpVersion", "what": 1}]}

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch._subclasses.meta_utils import MetaTensorDesc
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
+from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "share_storage",
     "share_version_counter",
     "size_at_capture",
+    "snapshot_fake",
     "sources_of_views",
     "storage_identity",
     "sync",

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ._torch_compat import fakes_other_attributes
+from ._torch_compat import fakes_other_attributes, snapshot_fake
 from .errors import Unsupported
 from .lazy_bits import has_lazy_bits, lazy_bits, with_lazy_bits, without_lazy_bits
 from .subclasses.meta import is_subclass, rebuild, tensors_inside
@@ -120,9 +120,10 @@ def _fake(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
         fake = arg if isinstance(arg, FakeTensor) else mode.from_tensor(arg.detach(), static_shapes=not dynamic)
     if not fake.is_inference() and not fake.requires_grad:
         return fake  # as it is: Dynamo's fakes of Python floats remember the symbol that .item() gives
+    if not fake.is_inference():
+        with torch.inference_mode(False), torch.no_grad():
+            return snapshot_fake(fake)  # what detach() gives, without its way through the mode: models have hundreds
     with mode, torch.inference_mode(False), torch.no_grad():
-        if not fake.is_inference():
-            return fake.detach()
         # An inference tensor has neither a version counter nor views with a base; its twin over the same storage does.
         twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
         twin.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())

@@ -237,7 +237,8 @@ class _OperationForm:
         fields = dict(raw) if isinstance(raw, dict) else {}
         name = fields.pop("record", None)
         if not isinstance(name, str) or name not in OPERATIONS:
-            raise PlanError(f"the aotkit wrapper plan can't be read: it has no operation {name!r}")
+            known = ", ".join(sorted(OPERATIONS))
+            raise PlanError(f"the aotkit wrapper plan can't be read: the operation {name!r} is none of {known}")
         read = _format_of(name)
         return read.from_raw({"format": read.name, "version": read.version, "record": fields})
 

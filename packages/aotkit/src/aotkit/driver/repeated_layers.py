@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 from torch.fx import Graph, GraphModule, Node
 
 from aotkit_aot_trace import Capture, TraceOptions, capture
@@ -49,8 +50,9 @@ __all__ = ["NotAlike", "RepeatedLayers", "asks_for_layers", "repeated_layers"]
 
 _library = torch.library.Library("aotkit", "DEF")
 _SIGNATURE = "(Tensor[] inputs, str graph, str results) -> Tensor[]"
-_library.define(f"call_layer{_SIGNATURE}")
-_library.define(f"call_random_layer{_SIGNATURE}", tags=(torch.Tag.nondeterministic_seeded,))
+_TAGS = (torch.Tag.flexible_layout,)  # for others, torch's tracer notes what each call was given
+_library.define(f"call_layer{_SIGNATURE}", tags=_TAGS)
+_library.define(f"call_random_layer{_SIGNATURE}", tags=(*_TAGS, torch.Tag.nondeterministic_seeded))
 
 FEWEST = {"once": 6, "auto": 15}
 """By option, so many equal layers are compiled once. Of residual layers one less is found than there are, since they
@@ -175,10 +177,11 @@ def _compile_layer(
     how = TraceOptions(random_by_memory=ctx.options.rng == "eager")
     found = capture(body, inputs, decompositions=ctx.stages.decompositions, options=how, observer=ctx.recorder)
     _check(found)
+    assert ctx.fake_mode is not None
     metadata, outputs = found.metadata, len(found.metadata.outputs)
     described = tuple(map(_described, inputs))
     if not metadata.is_training:
-        callee = _Callee.of(name, found.graph)
+        callee = _Callee.of(name, found.graph, ctx.fake_mode)
         return _LayerCall(callee, outputs, inputs=described, writes=writes_of(metadata)), {name: found.graph}
     with ctx.recorder.stage("partition"):
         parts = ctx.stages.split(found.graph, metadata, ctx)
@@ -188,8 +191,8 @@ def _compile_layer(
     tangents = [t.forward_output for t in metadata.tangents]
     results = parts.forward.graph.output_node().args[0]
     strides = [tuple(results[place].meta["val"].stride()) for place in tangents]  # type: ignore[index,union-attr]
-    forward = _Callee.of(names[0], parts.forward, outputs)
-    backward = _Callee.of(names[1], parts.backward)
+    forward = _Callee.of(names[0], parts.forward, ctx.fake_mode, outputs)
+    backward = _Callee.of(names[1], parts.backward, ctx.fake_mode)
     saved = tuple(source for source in forward.sources[outputs:] if source is not None)
     if any(
         source is not None and source < 0 and ~source < len(saved) and saved[~source] >= 0
@@ -241,6 +244,7 @@ class _Callee:
         sources: per result the number of it among those that the graph makes, ``~position`` of an input, or ``None``.
         visible: how many of those the operator gives.
         is_random: the graph draws random numbers.
+        mode: of the fake tensors that it is called with.
     """
 
     name: str
@@ -248,9 +252,10 @@ class _Callee:
     sources: tuple[int | None, ...]
     visible: int
     is_random: bool
+    mode: FakeTensorMode
 
     @staticmethod
-    def of(name: str, graph: GraphModule, outputs: int | None = None) -> _Callee:
+    def of(name: str, graph: GraphModule, mode: FakeTensorMode, outputs: int | None = None) -> _Callee:
         """What stands for ``graph``, whose output becomes the results that it makes, each once. ``outputs``: how many
         of its results come before those that it saves."""
         output = graph.graph.output_node()
@@ -271,11 +276,13 @@ class _Callee:
         rows = [_row(node.meta["val"]) for node in made]
         rows = rows[:visible] + [[[0], [1], "float32", "cpu"]] * (outputs is not None)
         random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in graph.graph.nodes)
-        return _Callee(name, json.dumps(rows), tuple(sources), visible, random)
+        return _Callee(name, json.dumps(rows), tuple(sources), visible, random, mode)
 
     def call(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What the operator gives."""
-        made: list[Tensor] = (_RANDOM if self.is_random else _PLAIN)(list(inputs), self.name, self.results)
+        """What the operator gives. torch's cache of fake results is not asked: it has none for operators that are not
+        torch's, and finds that out from a description of all inputs."""
+        with disable_fake_tensor_cache(self.mode):
+            made: list[Tensor] = (_RANDOM if self.is_random else _PLAIN)(list(inputs), self.name, self.results)
         return made
 
     def results_of(self, inputs: Sequence[Tensor], made: Sequence[Tensor]) -> list[Tensor | None]:
