@@ -13,10 +13,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .operations import Operation, Value
 from .plan import Return, WrapperPlan
 from .source import Source
+
+if TYPE_CHECKING:
+    from .operations.checks import CheckAliases
 
 __all__ = ["PROLOGUE_RANGE", "emit_call", "emit_profiled_call", "emit_unpack", "guarded_call"]
 
@@ -72,8 +76,9 @@ def _arguments_needed(plan: WrapperPlan, placed: bool) -> list[Value]:
     """Arguments that have to outlive the boxed list: read by an operation, returned, or handed to autograd. ``placed``:
     aliases are looked for in the list itself."""
     needed: set[str] = set()
+    elsewhere = _alias_checks(plan) if placed else []
     for operation in (*plan.prologue, *plan.epilogue):
-        if not (placed and isinstance(operation, CheckAliases)):
+        if operation not in elsewhere:
             needed.update(operation.reads)
     needed |= {value.value for value in plan.returns if value.value is not None}
     if not _is_one_to_one(plan):
@@ -83,12 +88,16 @@ def _arguments_needed(plan: WrapperPlan, placed: bool) -> list[Value]:
 
 def _looks_at_all_addresses(plan: WrapperPlan) -> bool:
     """Whether the addresses of all arguments are compared, which compiled code then need not ask for again."""
+    checks = [check for check in _alias_checks(plan) if check.fixed]
+    return len(checks) == 1 and _is_one_to_one(plan) and set(checks[0].reads) == set(plan.call.graph_inputs)
+
+
+def _alias_checks(plan: WrapperPlan) -> list[CheckAliases]:
     if not plan.prologue:
-        return False
+        return []
     from .operations.checks import CheckAliases  # a plan without operations needs none of their modules
 
-    checks = [operation for operation in plan.prologue if isinstance(operation, CheckAliases) and operation.fixed]
-    return len(checks) == 1 and _is_one_to_one(plan) and set(checks[0].reads) == set(plan.call.graph_inputs)
+    return [operation for operation in plan.prologue if isinstance(operation, CheckAliases)]
 
 
 def _is_one_to_one(plan: WrapperPlan) -> bool:
