@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, interpret_program
+from aotkit_inductor_lower import LowerOptions, compile_graph, compile_to_program, decompositions, interpret_program
 from aotkit_inductor_lower.ir import LoopNest, Store
 from aotkit_inductor_lower.loop_passes.split_reductions import split_reductions
 from aotkit_inductor_lower.passes import PassContext
@@ -160,6 +160,21 @@ def test_an_index_out_of_range_is_reported_from_a_chunk():
     at[40_000] = 10
     with pytest.raises(IndexError):
         on_threads(graph, [table, at], 2)
+
+
+@pytest.mark.parametrize("place", [0, 40_000, N - 1])
+def test_an_index_out_of_range_is_reported_from_a_chunk_of_a_device(place):
+    table, at = random(10), torch.full((N,), 3)
+    graph = make_fx(lambda table, at: table[at].sum(), decompositions())(table, at)
+    lowered = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter"))
+    (partial,) = [step for step in lowered.scheduled.steps if step.name.endswith("_partial")]
+    rows = partial.stages[0].ranges[0].size
+    assert partial.outer[0].size * rows != N  # places past the end, which are no error
+    (got,) = interpret_program(lowered.scheduled, [table, at])
+    torch.testing.assert_close(got, table[3] * N)
+    at[place] = 10
+    with pytest.raises(IndexError):
+        interpret_program(lowered.scheduled, [table, at])
 
 
 def test_short_reductions_and_those_of_many_rows_stay_whole():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..analysis.reduction_patterns import WelfordPair
-from ..ir import Buffer, Compute, Const, DType, Index, Instr, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, CheckedIndex, Compute, Const, DType, Index, Instr, Load, LoopNest, Range, Reduce, Stage, Store
 from ..ir.walk import flat_map, instructions, substitute, value_types
 from ..ops.reductions import identity
 from ..symbolic import Expr, Symbol, sym
@@ -101,5 +101,12 @@ def _masked(instr: Instr, mask: str, nest: LoopNest) -> Iterator[Instr]:
         yield replace(instr, value=chosen)
         for i in arg_reduces((instr,)):
             yield Reduce(extreme(i), extreme_kind(i), chosen, dtype)
+    elif isinstance(instr, CheckedIndex):
+        # What a place past the end would read is no error: it has the first element, which every place that is there
+        # may read.
+        inside = f"{instr.result}_in_chunk"
+        yield Const(f"{instr.result}_first", 0, DType.I64)
+        yield Compute(inside, "where", (mask, instr.value, f"{instr.result}_first"), DType.I64)
+        yield replace(instr, value=inside)
     else:
         yield instr

@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..analysis.reduction_patterns import WelfordPair, welford_pair
-from ..ir import Buffer, BufferKind, CheckedIndex, LoopNest, Program, Step
-from ..ir.walk import buffers_of, contains, instructions, reduces, stores
+from ..ir import Buffer, BufferKind, LoopNest, Program, Step
+from ..ir.walk import buffers_of, instructions, reduces, stores
 from ..passes import Decision, Pass, PassContext
 from ..target import Target
 from .chunks import choose_chunks
@@ -86,8 +86,6 @@ def _reducing_stage(nest: LoopNest, buffers: Mapping[str, Buffer], target: Targe
     found = reduces(body)
     if not found or any(i.running for i in found) or stores(before):
         return None
-    if _masks_tails(target) and contains((*before, *body), CheckedIndex):
-        return None  # an index that is masked out would be reported
     scratch = any(buffers[name].kind is BufferKind.SCRATCH for name in (*nest.reads, *nest.writes))
     return None if scratch else ranged[0]
 
