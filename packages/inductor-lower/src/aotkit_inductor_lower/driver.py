@@ -72,6 +72,7 @@ from .loop_passes import (
     generate_attention,
     generate_contractions,
     inline_producers,
+    lay_out_temporaries,
     localize_temporaries,
     order_steps,
     overlap_collectives,
@@ -159,6 +160,7 @@ LOOP_PASSES = in_order(
     inline_producers.PASS,
     fuse_concats.PASS,
     split_loops.PASS,  # reshapes become loops, so that positions are plain sums
+    lay_out_temporaries.PASS,  # while each operation is a nest
     fuse_kernels.PASS,  # vertical and horizontal
     fuse_mixed_order_reductions.PASS,
     recompute_from_stored.PASS,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
-from ..ir import Buffer, CheckedIndex, Instr, LoopNest, Range, Reduce
-from ..ir.walk import computes, contains, instructions, stores
+from ..ir import Buffer, CheckedIndex, Instr, LoopNest, Range, Reduce, Store
+from ..ir.walk import computes, contains, index_exprs, instructions, operands, stores
 from ..ops.dtypes import item_bytes
 from ..ops.scalar import DEAR, TRAPPING
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, estimate, product
@@ -13,6 +14,7 @@ from ..symbolic import Expr, Ranges, Symbol, SymbolKind, estimate, product
 __all__ = [
     "body_size",
     "buffer_bytes",
+    "full_instructions",
     "has_division",
     "heavy_count",
     "hint",
@@ -21,6 +23,7 @@ __all__ = [
     "iteration_count",
     "numel",
     "ranges_of",
+    "traps",
 ]
 
 SIZE_HINT = 64
@@ -66,8 +69,29 @@ def is_heavy(body: Iterable[Instr]) -> bool:
 
 def has_division(nest: LoopNest) -> bool:
     """Whether an instruction may report an error: integer division, a checked index."""
-    body = instructions(nest.stages)
-    return contains(body, CheckedIndex) or any(i.op in TRAPPING for i in computes(body))
+    return contains(instructions(nest.stages), CheckedIndex) or traps(nest)
+
+
+def traps(nest: LoopNest) -> bool:
+    """Whether an operation may report an error, as integer division does."""
+    return any(i.op in TRAPPING for i in computes(instructions(nest.stages)))
+
+
+def full_instructions(nest: LoopNest) -> list[Instr]:
+    """Instructions of about as many different values as the nest has iterations: not those that are computed once for
+    a row or a column."""
+    sizes = {loop.symbol: hint(loop.size) for loop in (*nest.outer, *(r for s in nest.stages for r in s.ranges))}
+    elements = iteration_count(nest.outer)
+    varies: dict[str, frozenset[str]] = {}
+    found = []
+    for instr in instructions(nest.stages):
+        places = {symbol.name for expr in index_exprs(instr) for symbol in expr.symbols}
+        loops = frozenset(places & sizes.keys()).union(*(varies.get(name, ()) for name in {*operands(instr), *places}))
+        if not isinstance(instr, Store):
+            varies[instr.result] = loops
+        if prod(sizes[name] for name in loops) * 4 > elements:
+            found.append(instr)
+    return found
 
 
 def ranges_of(nest: LoopNest) -> Ranges:

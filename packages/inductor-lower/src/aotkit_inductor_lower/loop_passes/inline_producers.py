@@ -16,13 +16,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, iteration_count
+from ..analysis.nests import (
+    body_size,
+    buffer_bytes,
+    full_instructions,
+    has_division,
+    heavy_count,
+    hint,
+    identity_store,
+    iteration_count,
+    traps,
+)
 from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Origin, Program, Step
 from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
 from ..ir.walk import buffers_of, computes, instructions, loads, stores, value_types
 from ..ops.dtypes import bits
 from ..ops.scalar import WORK
+from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from .drop_dead_steps import drop_dead_steps
 
@@ -30,6 +41,8 @@ __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 
 _PART = 12  # instructions of what many readers take parts of
 _READERS = 3  # of what is dear, where a target computes it again; some of them come together
+_SMALL = 4  # times that memory is smaller than what is made of it, from which it is read again rather
+_WEIGHED = 8  # times the work that is done again elsewhere may be done on what is small, by all readers together
 
 
 def inline_producers(program: Program, ctx: PassContext) -> Program:
@@ -48,7 +61,7 @@ def inline_producers(program: Program, ctx: PassContext) -> Program:
         if symbols is None or buffers[step.writes[0]].kind is not BufferKind.TEMPORARY:
             continue
         buffer = step.writes[0]
-        reason, verdict = _verdict(step, buffer, program.steps, dependencies, ctx)
+        reason, verdict = _verdict(step, buffer, program.steps, dependencies, buffers, ctx)
         if verdict and not ctx.fuel.take():
             reason, verdict = NO_FUEL, False
         readers = dependencies.readers.get(buffer, [])
@@ -78,7 +91,12 @@ def join_origins(origins: Sequence[Origin]) -> Origin:
 
 
 def _verdict(
-    nest: LoopNest, buffer: str, steps: Sequence[Step], dependencies: Dependencies, ctx: PassContext
+    nest: LoopNest,
+    buffer: str,
+    steps: Sequence[Step],
+    dependencies: Dependencies,
+    buffers: Mapping[str, Buffer],
+    ctx: PassContext,
 ) -> tuple[str, bool]:
     """(reason, whether to inline)."""
     options = ctx.options
@@ -120,9 +138,35 @@ def _verdict(
     little = wide <= 1 or (device > 0 and _reads_no_more(nest, buffer, elements))
     if cheap and not divides and little and size <= 40:
         return "computing it again costs no more than loading it", True
+    if device and not repeated and _from_little(nest, buffers[buffer], nests, passes, buffers, options):
+        return "what it is computed from is much smaller and lies in a cache", True
     if passes == 1:
         return "its reader would compute each element many times", False
     return f"it has {passes} readers and is dear to compute again", False
+
+
+def _from_little(
+    nest: LoopNest,
+    result: Buffer,
+    readers: Sequence[LoopNest],
+    passes: int,
+    buffers: Mapping[str, Buffer],
+    options: LowerOptions,
+) -> bool:
+    """Whether a device gets the elements faster from memory that is much smaller than all of them are."""
+    elements, size = iteration_count(nest.outer), body_size(nest)
+    body = full_instructions(nest)
+    work = sum(i.op in WORK for i in computes(body))
+    read = {load.buffer for load in _wide(nest, elements)}
+    small = sum(buffer_bytes(buffers[name]) for name in read) * _SMALL <= buffer_bytes(result)
+    fits = all(size + body_size(reader) <= options.max_fusion_instructions for reader in readers)
+    return bool(
+        small
+        and fits
+        and work * passes <= _WEIGHED * options.max_recompute
+        and not traps(nest)
+        and not heavy_count(nest)
+    )
 
 
 def _reads_masked(reader: LoopNest, buffer: str) -> bool:

@@ -55,6 +55,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         shares_launches=True,
         recomputes=1,
         atomics=ATOMIC,
+        coalesces=True,
         contraction_forms=("dot",),
     )
 

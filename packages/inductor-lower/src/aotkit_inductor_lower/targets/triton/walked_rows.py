@@ -11,7 +11,8 @@ Note [Walked rows]
             sums0 = sums0 + value
         tl.store(p_part + .., reduce_sum(sums0, 0))
 
-    No other instance adds to that line, so there are no atomic operations, and the order of additions is fixed. The
+    No other instance adds to that line, so there are no atomic operations, and the order of additions is fixed. A sum
+    of one number of each row, as a loss is, has a line of one element. The
     line is 0 before; where a kernel that stores these zeros does nothing else, it is not launched.
 """
 
@@ -38,7 +39,7 @@ def walked_loop(kernel: Kernel, longest: int) -> Loop | None:
     iterations, over rows of at most ``longest`` elements."""
     added = added_stores(kernel)
     nests = perfect_nests(kernel)
-    if not added or not all(_fits(nest, longest) for nest in nests):
+    if not added or not any(nest.loops for nest in nests) or not all(_fits(nest, longest) for nest in nests):
         return None
     places = list(accesses(instructions(kernel.body)))
     if any(sum(p.buffer == i.buffer for p in places) != 1 for i in added):
@@ -52,7 +53,7 @@ def walked_loop(kernel: Kernel, longest: int) -> Loop | None:
     for nest in nests:
         loops = (*(other for other in kernel.grid if other is not loop), *nest.loops)
         for i in nest.body:
-            if isinstance(i, Store) and i.accumulates and not (nest.loops and _adds_plainly(i, loops)):
+            if isinstance(i, Store) and i.accumulates and not _adds_plainly(i, loops):
                 return None
     return loop
 

@@ -34,7 +34,7 @@ class WalkedRows:
         kernel, scope, loop = self.kernel, self.scope, self.loop
         for number, (_, nest, i) in enumerate(self.added):
             kernel.sums[i.buffer] = f"sums{number}"
-            shape = f"[XBLOCK, {nest.loops[0].map.width}]"
+            shape = f"[XBLOCK, {nest.loops[0].map.width if nest.loops else 1}]"
             scope.line(f"sums{number} = tl.full({shape}, 0.0, {TYPE_NAMES[kernel.types[i.value]]})")
         saved = scope.enter_loop(f"for start in {kernel.range_of(kernel.expr(loop.extent), 'XBLOCK')}:")
         name = identifier(loop.symbol)
@@ -51,9 +51,10 @@ class WalkedRows:
 
     def _store(self, position: int, nest: PerfectNest, i: Store) -> None:
         kernel, scope = self.kernel, self.scope
-        row = Reducer(kernel, nest, position)
-        scope.row_block = str(nest.loops[0].map.width)
-        row.row_index()
+        row = Reducer(kernel, nest, position) if nest.loops else None
+        if row is not None:
+            scope.row_block = str(nest.loops[0].map.width)
+            row.row_index()
         dtype = kernel.types[i.value]
         pointer, index = kernel.address(i.buffer, i.indices[0], dtype)
         mask = kernel.mask(kernel.dims_of(index))
@@ -62,5 +63,6 @@ class WalkedRows:
         if i.buffer not in kernel.memory.fresh:
             total = f"tl.load({place}{extra}) + {total}"
         scope.line(f"tl.store({place}, {total}{extra})")
-        scope.row_block = "1"
-        kernel.drop_mask(row.axis)
+        if row is not None:
+            scope.row_block = "1"
+            kernel.drop_mask(row.axis)
