@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
-from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions, parse_program
 from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.launch_plan import CompiledProgram
 from aotkit_inductor_lower.targets.triton import (
@@ -104,6 +104,43 @@ def test_random_shapes_give_what_eager_gives(seed: int) -> None:
     exact = rms_norm_backward(*(a.double() for a in args))
     for ours, want in zip(bind_program(lowered.program, lowered.constants)([*args]), exact, strict=True):
         torch.testing.assert_close(ours.double(), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+NUMBERS_OF_ROWS = """\
+aotkit-ir 2
+program graph
+input x
+buffer x : float32[3, 7, 9] strides [63, 9, 1] input on cpu
+buffer part : float32[3] strides [1] output on cpu
+buffer most : float32[3, 7] strides [7, 1] output on cpu
+loop zeros(i0 < 3):
+  origin nodes ["zeros"] ops ["aten.zeros.default"] line ""
+  stage():
+    %v0 = const 0.0 : f32
+    store part[i0] = %v0
+loop loss(i0 < 3, i1 < 7):
+  origin nodes ["loss"] ops ["aten.sum.default"] line ""
+  stage(r0 < 9):
+    %v0 = load x[i0, i1, r0] : f32
+    %v1 = reduce max %v0 : f32
+  stage():
+    store most[i0, i1] = %v1
+    %v2 = exp %v1 : f32
+    store part[i0] += %v2
+return part, most
+"""
+
+
+def test_the_sum_of_one_number_of_each_row_is_kept_while_rows_are_walked() -> None:
+    """As the loss of a row that was reduced to its log-sum-exp before."""
+    program = to_program(render_program(parse_program(NUMBERS_OF_ROWS)))
+    (walked,) = (s for s in sources(program) if "sums0" in s.text)
+    assert "in_i1" in walked.text, "seven rows leave one of eight empty"
+    assert "atomic" not in walked.text and launched(program) == ["loss"]
+    x = random(3, 7, 9)
+    part, most = bind_program(program)([x])
+    assert torch.equal(most, x.amax(-1))
+    torch.testing.assert_close(part, x.amax(-1).exp().sum(-1))
 
 
 def test_walked_rows_compile_without_spilling_and_load_16_bytes_at_once() -> None:

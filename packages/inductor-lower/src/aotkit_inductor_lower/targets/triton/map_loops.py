@@ -14,7 +14,8 @@ Note [Warps of a row]
     A row of up to 1024 elements belongs to one warp, which takes as many rows as make 1024 elements (a quarter of the
     limit of a tile, of which tuning tries others): its sums need no memory that warps share, and 32 numbers of a thread
     are in flight. Where there are too few rows to fill a device, warps share a row. A program instance that walks over
-    rows takes two at once, since each next one waits for the sums; what goes down columns in steps has a warp for 256
+    rows takes two at once, since each next one waits for the sums, or as many short ones as fill a warp's threads with
+    eight elements each; what goes down columns in steps has a warp for 256
     elements, since few instances do it. Measured on an H200 (``tools/bench/triton_tiles.py``): rows of 96 to 384 take
     two thirds to half of what eight rows to eight warps took.
 """
@@ -42,6 +43,7 @@ __all__ += ["map_to", "next_power_of_two", "size_hint"]
 SIZE_HINT = 4096  # what an unknown size counts as
 BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
 _RUN = 128  # bytes that a tile takes of each row of columns
+_FEWEST = 256  # elements that a walk takes at once
 _FEW_ROWS = 512  # do not fill a device with a warp each
 _WORTH = 0.95  # rows are read in pieces where that moves less than this share
 
@@ -286,7 +288,7 @@ def _row_config(
 def _walked_config(walked: Loop, looped: Sequence[PerfectNest], rows: int) -> Config:
     """So many rows at once, see Note [Warps of a row]."""
     row = next_power_of_two(max(size_hint(nest.extent) for nest in looped))
-    width = min(rows, next_power_of_two(size_hint(walked.extent)))
+    width = min(max(rows, _FEWEST // row), next_power_of_two(size_hint(walked.extent)))
     return Config((("XBLOCK", width),), num_warps=max(1, min(16, width * row // 512)))
 
 
