@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower import LowerOptions, decompositions
+from aotkit_inductor_lower.driver import prepare_joint_graph
 from aotkit_partition import min_cut_rematerialization_partition
 
 __all__ = ["captured"]
@@ -15,8 +16,9 @@ __all__ = ["captured"]
 Graphs = list[tuple[str, torch.fx.GraphModule, list[Any]]]
 
 
-def captured(call: Callable[[Callable[..., Any]], object]) -> Graphs:
-    """``forward`` or ``backward``, the graph and its inputs, of each graph that runs in ``call(backend)``, in order."""
+def captured(call: Callable[[Callable[..., Any]], object], options: LowerOptions | None = None) -> Graphs:
+    """``forward`` or ``backward``, the graph and its inputs, of each graph that runs in ``call(backend)``, in order.
+    With ``options`` after what our code generation does to a forward and its backward together."""
     from torch._dynamo.backends.common import aot_autograd
 
     found: Graphs = []
@@ -32,11 +34,15 @@ def captured(call: Callable[[Callable[..., Any]], object]) -> Graphs:
 
         return keep
 
+    def split(joint: torch.fx.GraphModule, inputs: Any, **named: Any) -> Any:
+        prepared = joint if options is None else prepare_joint_graph(joint, options, where_faster=True)
+        return min_cut_rematerialization_partition(prepared, inputs, **named)
+
     call(
         aot_autograd(
             fw_compiler=keeper("forward"),
             bw_compiler=keeper("backward"),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=split,
             decompositions=decompositions(),
         )
     )

@@ -13,7 +13,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +88,8 @@ def graph_facts(graph: Graph, compiled: bool = True) -> GraphFacts:
     for launch in graph.launches:
         first.setdefault(launch.key, launch)
         counts[launch.key] = counts.get(launch.key, 0) + 1
-    with ThreadPoolExecutor(2) as pool:
-        kernels = tuple(pool.map(lambda key: _facts(first[key], counts[key], compiled), first))
+    # Not on threads: Python 3.11 fails now and then where two parse at once, as Triton does.
+    kernels = tuple(_facts(first[key], counts[key], compiled) for key in first)
     return GraphFacts(graph.part, len(graph.launches), graph.calls, kernels)
 
 

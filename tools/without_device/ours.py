@@ -25,11 +25,12 @@ __all__ = ["our_graphs"]
 
 def our_graphs(name: str) -> list[Graph]:
     """Our forward and backward of a training step."""
+    options = LowerOptions(processor="triton-interpreter")
     with on_fake_device(name) as (model, batch):
-        graphs = captured(lambda backend: step(model, batch, backend))
+        graphs = captured(lambda backend: step(model, batch, backend), options)
     found = []
     for part, module, _ in graphs:
-        lowered = compile_to_program(module, options=LowerOptions(processor="triton-interpreter"))
+        lowered = compile_to_program(module, options=options)
         assert isinstance(lowered, Compiled), f"the {part} of {name} is compiled in parts"
         found.append(graph_of(part, lowered.program, lowered.scheduled.steps))
     return found
