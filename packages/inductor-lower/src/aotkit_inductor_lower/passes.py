@@ -40,7 +40,17 @@ __all__ = [
 
 T = TypeVar("T")
 DecisionKind = Literal[
-    "inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction", "overlap", "gather", "pack"
+    "inline",
+    "vertical",
+    "horizontal",
+    "mixed-order",
+    "split",
+    "concat",
+    "contraction",
+    "overlap",
+    "gather",
+    "pack",
+    "layout",
 ]
 NO_FUEL = "there is no fuel left for it"
 
@@ -51,9 +61,9 @@ class Decision:
     reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed-order`` (column sums in a
     kernel that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``), ``concat`` (a joined
     tensor computed where it is read, not stored), ``contraction`` (a matrix product, ``fused`` if kernels compute
-    it), ``overlap`` (a collective and its wait, ``fused`` if more steps run in between than before) or ``pack`` (a
-    constant matrix, ``fused`` if it is laid out as a product reads it). ``first`` and
-    ``second`` are nests' names, or ATen's. ``reason`` says why, in both cases."""
+    it), ``overlap`` (a collective and its wait, ``fused`` if more steps run in between than before), ``pack`` (a
+    constant matrix, ``fused`` if it is laid out as a product reads it) or ``layout`` (a temporary that gets another
+    one). ``first`` and ``second`` are nests' names, or ATen's. ``reason`` says why, in both cases."""
 
     kind: DecisionKind
     first: str
@@ -62,7 +72,7 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        if self.kind in ("contraction", "overlap", "gather", "pack"):
+        if self.kind in ("contraction", "overlap", "gather", "pack", "layout"):
             return f"{self.kind}: {self.first}: {self.reason}"
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"

@@ -19,7 +19,7 @@ from .passes import Decision
 __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "ProductChoice", "make_report", "merge_reports"]
 
 
-_NOT_FUSIONS = ("inline", "contraction", "overlap", "gather", "pack")
+_NOT_FUSIONS = ("inline", "contraction", "overlap", "gather", "pack", "layout")
 
 
 @dataclass(frozen=True, slots=True)

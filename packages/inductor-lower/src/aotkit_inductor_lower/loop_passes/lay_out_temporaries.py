@@ -47,7 +47,7 @@ def lay_out_temporaries(program: Program, ctx: PassContext) -> Program:
             continue
         buffers[name] = replace(buffer, strides=_strides(buffer.sizes, best))
         reason = f"its kernels' other memory lies along dimension {best}"
-        ctx.decisions.append(Decision("layout", users[name][0].name, name, True, reason))
+        ctx.decisions.append(Decision("layout", name, users[name][0].name, True, reason))
     return replace(program, buffers=tuple(buffers.values()))
 
 
