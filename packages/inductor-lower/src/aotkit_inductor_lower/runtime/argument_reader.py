@@ -81,8 +81,9 @@ class ArgumentReader:
 
     @staticmethod
     def of(values: Sequence[Any]) -> ArgumentReader | None:
-        """A reader for tensors like these, which are on the CPU and all different; ``None`` where there is none."""
-        plain = all(type(v) in _KINDS and v.device.type == "cpu" and v.dtype in _DTYPES for v in values)
+        """A reader for tensors like these, which are on a device that has no number and all different; ``None`` where
+        there is none."""
+        plain = all(type(v) in _KINDS and v.device.index is None and v.dtype in _DTYPES for v in values)
         look = _compiled() if values and plain else None
         if look is None:
             return None
