@@ -18,6 +18,7 @@ from .bind import bind
 from .boxed import make_boxed, unboxed
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .interpret import interpret
+from .overlap import PlacedArguments
 from .plan import WrapperOptions, WrapperPlan
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "AliasingChangedError",
     "DoubleBackwardError",
     "InputPlan",
+    "PlacedArguments",
     "SerializableFunction",
     "WrapperError",
     "WrapperOptions",
