@@ -47,6 +47,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "compiler_wrapper",
         "double_backward",
         "errors",
+        "placed_arguments",
         "refinements",
         "schema_checks",
         "synthetic_base",

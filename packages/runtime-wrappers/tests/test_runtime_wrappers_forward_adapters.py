@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aotkit_functionalize import analyze, records
 from aotkit_runtime_wrappers import WrapperError, WrapperPlan, bind, build_plan, unboxed
 from aotkit_runtime_wrappers.forward_adapters import _reading_memory
-from aotkit_runtime_wrappers.overlap import placed
+from aotkit_runtime_wrappers.placed_arguments import placed
 from aotkit_runtime_wrappers.plan import LazyInput
 from aotkit_runtime_wrappers.refinements import RandomState, plan_fake_results, plan_random_state
 

@@ -26,7 +26,8 @@ from aotkit_runtime_wrappers import (
 )
 from aotkit_runtime_wrappers.contract import InputKind, MutationKind, TensorMeta
 from aotkit_runtime_wrappers.operations.checks import CheckAliases, CheckPlace
-from aotkit_runtime_wrappers.overlap import AliasCheck, PlacedAliasCheck, PlacedArguments, placed, refuse_new_aliases
+from aotkit_runtime_wrappers.overlap import AliasCheck, PlacedAliasCheck, refuse_new_aliases
+from aotkit_runtime_wrappers.placed_arguments import PlacedArguments, placed
 from aotkit_runtime_wrappers.refinements import checks_aliases
 from aotkit_runtime_wrappers.source import Source
 from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases

@@ -5,7 +5,7 @@ knows nothing of views or of autograd. :func:`build_plan` works out from graph m
 around it, as data; :func:`bind` turns that and the compiled code into one generated Python function;
 :func:`interpret` runs the same data slowly. Public by name are also :mod:`.refinements` (random state, fake
 results, donated buffers), :mod:`.synthetic_base` (overlapping arguments), :mod:`.double_backward`,
-:mod:`.compiler_wrapper`, :mod:`.schema_checks` and :mod:`.errors`.
+:mod:`.compiler_wrapper`, :mod:`.schema_checks`, :mod:`.placed_arguments` and :mod:`.errors`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from .bind import bind
 from .boxed import make_boxed, unboxed
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .interpret import interpret
-from .overlap import PlacedArguments
 from .plan import WrapperOptions, WrapperPlan
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ __all__ = [
     "AliasingChangedError",
     "DoubleBackwardError",
     "InputPlan",
-    "PlacedArguments",
     "SerializableFunction",
     "WrapperError",
     "WrapperOptions",

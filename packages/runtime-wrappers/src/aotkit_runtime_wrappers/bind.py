@@ -31,7 +31,7 @@ from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
 from .operations import functions_of
-from .overlap import placed
+from .placed_arguments import placed
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
     keep_values,

@@ -33,7 +33,7 @@ from .contract import Dim, GraphMetadata, TensorMeta, bits_of, same_with_bits, w
 from .dims import evaluate, evaluate_all, render, render_tuple, symbols_of
 from .errors import PlanError
 from .operations.symbols import BindSymbol
-from .overlap import PlacedArguments
+from .placed_arguments import PlacedArguments
 from .plan import CallSpec, FakeResults, LazyInput, RandomState, WrapperPlan
 from .runtime import wrong_count
 from .source import Source

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .errors import AliasingChangedError
+from .placed_arguments import PlacedArguments
 
-__all__ = ["AliasCheck", "PlacedAliasCheck", "PlacedArguments", "byte_range", "placed", "refuse_new_aliases"]
-__all__ += ["refuse_place", "storage_id", "tensors_overlap"]
+__all__ = ["AliasCheck", "PlacedAliasCheck", "byte_range", "refuse_new_aliases", "refuse_place", "storage_id"]
+__all__ += ["tensors_overlap"]
 
 _REAL = (Tensor, torch.nn.Parameter)
 _FEW = 8
@@ -87,41 +88,6 @@ def refuse_new_aliases(
     if not (among and len(storages) < len(mutated)) and storages.isdisjoint(map(Tensor.untyped_storage, large)):
         return
     _compare_in_detail(mutated, others, among, mutated_names.split(), other_names.split())
-
-
-class PlacedArguments(list[Any]):
-    """A boxed list of tensors that tells the addresses of all of them, so that compiled code need not ask once more.
-
-    Attributes:
-        addresses: in order; ``None`` where they are not known.
-        before: addresses of an earlier call, or nothing.
-        moved: where the two differ, if there are earlier ones.
-    """
-
-    __slots__ = ("addresses", "before", "moved")
-
-    addresses: tuple[int, ...] | None
-    before: tuple[int, ...]
-    moved: tuple[int, ...]
-
-    @staticmethod
-    def at(
-        args: Sequence[Any],
-        addresses: tuple[int, ...] | None,
-        before: tuple[int, ...] = (),
-        moved: tuple[int, ...] = (),
-    ) -> PlacedArguments:
-        """The list of these arguments, which lie there."""
-        result = PlacedArguments(args)
-        result.addresses, result.before, result.moved = addresses, before, moved
-        return result
-
-
-def placed(args: Sequence[Any]) -> PlacedArguments:
-    """A list of the same arguments with their addresses, or the same list, if it has them. Fake tensors have none."""
-    if type(args) is PlacedArguments and args.addresses is not None:
-        return args
-    return PlacedArguments.at(args, tuple(map(Tensor.data_ptr, args)) if type(args[0]) in _REAL else None)
 
 
 class _Passed(NamedTuple):

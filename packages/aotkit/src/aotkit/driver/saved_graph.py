@@ -21,7 +21,8 @@ from aotkit_cache import Uncacheable
 from aotkit_cache.sealed import RejectedEntry, seal, unseal
 from aotkit_functionalize import Unsupported
 from aotkit_inductor_lower.runtime import BindError, Placement
-from aotkit_runtime_wrappers import AliasingChangedError, PlacedArguments, WrapperError
+from aotkit_runtime_wrappers import AliasingChangedError, WrapperError
+from aotkit_runtime_wrappers.placed_arguments import PlacedArguments
 
 from ..artifact.custom_ops import check_operators
 from ..artifact.graph_inputs import InputContract
