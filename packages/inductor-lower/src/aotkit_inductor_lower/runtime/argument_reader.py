@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..native import compile_for, ensure_llvm, host_processor, load_object, machine_for
-
 __all__ = ["ArgumentReader", "Placement"]
 
 _WORD = 8
@@ -89,7 +87,10 @@ class ArgumentReader:
             return None
         reader = ArgumentReader(values, look)
         found = reader.read(tuple(values))
-        return reader if found is not None and found.addresses == tuple(v.data_ptr() for v in values) else None
+        if found is None or found.addresses != tuple(v.data_ptr() for v in values):
+            return None
+        nowhere = any(v.numel() and not v.data_ptr() for v in values)  # as ``meta`` tensors are
+        return None if nowhere else reader
 
     def read(self, values: tuple[Any, ...]) -> Placement | None:
         """Where these lie, or ``None`` if one of them is not as it was, or two are one."""
@@ -148,6 +149,8 @@ def _keys(value: torch.Tensor) -> int:
 @functools.cache
 def _compiled() -> Look | None:
     """The native function, or ``None`` where torch or Python are not as it takes them."""
+    from ..native import compile_for, ensure_llvm, host_processor, load_object, machine_for  # loads LLVM
+
     places = _places()
     if places is None:
         return None
