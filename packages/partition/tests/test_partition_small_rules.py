@@ -11,15 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import PartitionOptions, dump_graph, load_graph, partition
-from aotkit_partition.decide import Decision
+from aotkit_partition import Extensions, PartitionOptions, dump_graph, load_graph, partition
 from aotkit_partition.flow_network import Edge, min_cut
 from aotkit_partition.fusion import is_fusible
 from aotkit_partition.joint import analyze_joint, value_bytes
 from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
 from aotkit_partition.missing_tangents import without_tangents
 from aotkit_partition.peak import PeakSearch
-from aotkit_partition.rank_sync import sync_across_ranks
+from aotkit_partition.rank_sync import Exchange
 from aotkit_partition.runtime_estimate import MeasuredEstimator, estimator_named
 from aotkit_partition.timeline import Allocation, MemoryTimeline
 
@@ -173,16 +172,18 @@ def test_symbols_bound_by_data_survive_in_the_text():
     assert [str(size) for size in after[0].meta["val"].shape] == [str(size) for size in before[0].meta["val"].shape]
 
 
-def test_a_process_alone_agrees_with_itself():
+def test_a_process_alone_asks_nobody():
     build = Builder("primals_1", "tangents_1")
     x, tangent = build.inputs
-    joint = analyze_joint(build.module(build.call(aten.sin.default, x), build.call(aten.mul.Tensor, tangent, x)), 1)
+    joint = build.module(build.call(aten.sin.default, x), build.call(aten.mul.Tensor, tangent, x))
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        decision = Decision((0,), "mine", [])
-        assert sync_across_ranks(joint, decision, torch.distributed.group.WORLD) is decision
+        group = torch.distributed.group.WORLD
+        assert Exchange.begin(group, 0.1) is None and Exchange.begin(None, 0.1) is None
+        asked = partition(joint, num_fwd_outputs=1, extensions=Extensions(group=group, rank_timeout=0.1))
     finally:
         torch.distributed.destroy_process_group()
+    assert asked.to_json() == partition(joint, num_fwd_outputs=1).to_json()
 
 
 class EveryOp:
