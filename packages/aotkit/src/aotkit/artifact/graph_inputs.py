@@ -20,7 +20,7 @@ from .quick_checks import MOST_WRITTEN, tensors_alike
 
 __all__ = ["PLAIN", "GraphInput", "InputCheck", "InputContract"]
 
-MANY_INPUTS = 32  # from here on the first call that passes makes a reader of its own for all inputs (20 ms)
+MANY_INPUTS = 32  # from here on the first call that passes makes a reader for all inputs, which is compiled
 PLAIN: dict[type, str] = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}
 
 

@@ -154,19 +154,12 @@ def _from_little(
     options: LowerOptions,
 ) -> bool:
     """Whether a device gets the elements faster from memory that is much smaller than all of them are."""
-    elements, size = iteration_count(nest.outer), body_size(nest)
-    body = full_instructions(nest)
+    body, size = full_instructions(nest), body_size(nest)
     work = sum(i.op in WORK for i in computes(body))
-    read = {load.buffer for load in _wide(nest, elements)}
-    small = sum(buffer_bytes(buffers[name]) for name in read) * _SMALL <= buffer_bytes(result)
+    read = sum(buffer_bytes(buffers[name]) for name in {load.buffer for load in loads(body)})
+    small = read * _SMALL <= buffer_bytes(result) and work * passes <= _WEIGHED * options.max_recompute
     fits = all(size + body_size(reader) <= options.max_fusion_instructions for reader in readers)
-    return bool(
-        small
-        and fits
-        and work * passes <= _WEIGHED * options.max_recompute
-        and not traps(nest)
-        and not heavy_count(nest)
-    )
+    return small and fits and not traps(nest) and not heavy_count(nest)
 
 
 def _reads_masked(reader: LoopNest, buffer: str) -> bool:

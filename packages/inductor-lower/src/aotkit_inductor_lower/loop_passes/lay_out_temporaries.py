@@ -12,7 +12,7 @@ Note [Layouts of temporaries]
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
@@ -31,15 +31,11 @@ def lay_out_temporaries(program: Program, ctx: PassContext) -> Program:
     """The program with other strides of some temporaries."""
     buffers = buffers_of(program)
     users = _users(program)
-    open_names = {name for name in users if len(buffers[name].sizes) > 1}
-    for name in users:
-        if name not in open_names:
-            continue
-        open_names.remove(name)
+    undecided = set(users)
+    for name, nests in users.items():
         buffer = buffers[name]
-        wanted = set[int]()
-        for nest in users[name]:
-            wanted |= _moving(nest, name, _leading_loop(nest, buffers, open_names | {name}))
+        wanted = set[int]().union(*(_moving(nest, name, _leading_loop(nest, buffers, undecided)) for nest in nests))
+        undecided.remove(name)
         if len(wanted) != 1:
             continue
         (best,) = wanted
@@ -47,7 +43,7 @@ def lay_out_temporaries(program: Program, ctx: PassContext) -> Program:
             continue
         buffers[name] = replace(buffer, strides=_strides(buffer.sizes, best))
         reason = f"its kernels' other memory lies along dimension {best}"
-        ctx.decisions.append(Decision("layout", name, users[name][0].name, True, reason))
+        ctx.decisions.append(Decision("layout", name, nests[0].name, True, reason))
     return replace(program, buffers=tuple(buffers.values()))
 
 
@@ -59,6 +55,7 @@ def _users(program: Program) -> dict[str, list[LoopNest]]:
         b.name
         for b in program.buffers
         if b.kind is BufferKind.TEMPORARY
+        and len(b.sizes) > 1
         and b.name not in dependencies.escapes
         and dependencies.root[b.name] == b.name
         and b.strides == contiguous_strides(b.sizes)
@@ -73,12 +70,11 @@ def _users(program: Program) -> dict[str, list[LoopNest]]:
     return found
 
 
-def _leading_loop(nest: LoopNest, buffers: Mapping[str, Buffer], undecided: Iterable[str]) -> str | None:
+def _leading_loop(nest: LoopNest, buffers: Mapping[str, Buffer], undecided: Collection[str]) -> str | None:
     """The loop along which most of the memory lies whose layout is known."""
     found = Counter[str]()
-    skipped = set(undecided)
     for buffer, loop in {(i.buffer, loop) for i in accesses(instructions(nest.stages)) for loop in _along(i, buffers)}:
-        if buffer not in skipped:
+        if buffer not in undecided:
             found[loop] += buffer_bytes(buffers[buffer])
     return max(found, key=lambda loop: (found[loop], loop), default=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -71,8 +72,9 @@ class PlanEmitter:
         self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.storage == "constant"})
         self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
         self.remembers = self._remembers_inputs()
-        self.named = self._named_inputs()
+        named = self._named_inputs()
         self.held_together = self.remembers and not self._frees_inputs_early()
+        self.unnamed = {name for name in plan.inputs if name not in named} if self.held_together else set[str]()
         self.made_as = self._made_as_their_views()
 
     def emit(self) -> tuple[str, dict[str, Any]]:
@@ -96,7 +98,9 @@ class PlanEmitter:
             self.lines += ['addresses = getattr(args, "addresses", None)', "given = args[:]"]
             self.lines.append("if addresses is None: addresses = tuple(map(data_ptr, given))")
             if self.held_together:
-                self.lines += [f"{n} = given[{k}]" for k, n in enumerate(names) if self.plan.inputs[k] in self.named]
+                self.lines += [
+                    f"{n} = given[{k}]" for k, n in enumerate(names) if self.plan.inputs[k] not in self.unnamed
+                ]
             else:
                 self.lines += [f"{', '.join(names)} = given", "del given"]
             self.lines.append('before, moved = getattr(args, "before", None), getattr(args, "moved", ())')
@@ -152,21 +156,22 @@ class PlanEmitter:
 
     def _named_inputs(self) -> set[str]:
         """Inputs that the plan needs as tensors, not only as addresses."""
-        outputs = (output for step in self.plan.steps if isinstance(step, Return) for output in step.outputs)
-        named = {output.name for output in outputs if isinstance(output, BufferRef)}
-        named.update(name for step in self.plan.steps for name in _tensor_uses(step))
-        return named | {self.plan.inputs[position] for _, position, *_ in self.plan.symbol_sources}
+        return {*self._tensor_names_used(), *(self.plan.inputs[place] for _, place, *_ in self.plan.symbol_sources)}
+
+    def _tensor_names_used(self) -> Iterator[str]:
+        """Buffers that steps need as tensors, and those that are returned, as often as they are."""
+        for step in self.plan.steps:
+            yield from _tensor_uses(step)
+            if isinstance(step, Return):
+                yield from (output.name for output in step.outputs if isinstance(output, BufferRef))
 
     def _made_as_their_views(self) -> dict[str, str]:
         """Fresh buffers that are needed as tensors for one view of the same memory only, with that view: the tensor is
         made as the view, which saves taking it, and the caller a view of something that no one else has."""
-        uses = [name for step in self.plan.steps for name in _tensor_uses(step)]
-        uses += [
-            o.name for s in self.plan.steps if isinstance(s, Return) for o in s.outputs if isinstance(o, BufferRef)
-        ]
+        uses = Counter(self._tensor_names_used())
         found = {}
         for step in self.plan.steps:
-            if isinstance(step, View) and uses.count(step.base) == 1 and step.offset == 0:
+            if isinstance(step, View) and uses[step.base] == 1 and step.offset == 0:
                 base, view = self.buffers[step.base], self.buffers[step.result]
                 if base.storage == "allocated" and base.dtype == view.dtype and _fills_as_much(base, view):
                     found[step.base] = step.result
@@ -179,9 +184,6 @@ class PlanEmitter:
         early = self.plan.steps[: launches[-1]] if launches else ()
         freed = {name for step in early if isinstance(step, Free) for name in step.buffers}
         return not freed.isdisjoint(self.plan.inputs)
-
-    def _is_named(self, name: str) -> bool:
-        return not self.held_together or name in self.named or name not in self.plan.inputs
 
     def _write_aligned_inputs(self) -> None:
         """Addresses of inputs; the call is made again with copies of those that do not begin where kernels take it."""
@@ -237,9 +239,8 @@ class PlanEmitter:
         elif isinstance(step, ReuseBuffer):
             self._reuse_buffer(step)
         elif isinstance(step, Free):
-            held = [
-                self.tensor_names[name] for name in step.buffers if name not in self.framed and self._is_named(name)
-            ]
+            gone = (name for name in step.buffers if name not in self.framed and name not in self.unnamed)
+            held = [self.tensor_names[name] for name in gone]
             if held:
                 self.lines.append(f"del {', '.join(held)}")
         else:

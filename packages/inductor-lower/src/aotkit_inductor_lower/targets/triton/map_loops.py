@@ -14,10 +14,10 @@ Note [Warps of a row]
     A row of up to 1024 elements belongs to one warp, which takes as many rows as make 1024 elements (a quarter of the
     limit of a tile, of which tuning tries others): its sums need no memory that warps share, and 32 numbers of a thread
     are in flight. Where there are too few rows to fill a device, warps share a row. A program instance that walks over
-    rows takes two at once, since each next one waits for the sums, or as many short ones as fill a warp's threads with
-    eight elements each; what goes down columns in steps has a warp for 256
+    rows takes two at once, since each next one waits for the sums; what goes down columns in steps has a warp for 256
     elements, since few instances do it. Measured on an H200 (``tools/bench/triton_tiles.py``): rows of 96 to 384 take
-    two thirds to half of what eight rows to eight warps took.
+    two thirds to half of what eight rows to eight warps took. Of rows shorter than those a walk takes as many as fill a
+    warp's threads with eight elements each, which was not measured.
 """
 
 from __future__ import annotations
