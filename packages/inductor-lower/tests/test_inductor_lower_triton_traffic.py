@@ -385,3 +385,45 @@ def test_a_batch_norm_behind_a_bias_is_shared_out_over_the_device(dtype: torch.d
     exact = f(*(a.double() for a in args))
     for got, want, eager in zip(bind_program(lowered.program)(list(args)), exact, f(*args), strict=True):
         assert (got.double() - want).norm() <= 3 * (eager.double() - want).norm() + 1e-5 * want.norm()
+
+
+def scaled_exponential(x: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.exp(x.float() - shift[:, None]).to(x.dtype),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [16411, 16416])
+def test_threads_share_the_address_of_a_row_that_begins_anywhere(columns: int, dtype: torch.dtype) -> None:
+    x, shift = random(3, columns).to(dtype), random(3, seed=1)
+    lowered = lower(scaled_exponential, x, shift)
+    (kernel,) = sources(lowered)
+    assert ("start_i1) + tl.arange(0, XBLOCK)" in kernel.text) == (columns % 8 != 0), kernel.text
+    (got,) = bind_program(lowered.program)([x, shift])
+    torch.testing.assert_close(got, scaled_exponential(x, shift)[0])
+
+
+def test_a_program_instance_goes_along_a_row_that_begins_anywhere() -> None:
+    """What it does once a row, it does not do for each piece of it."""
+    x, shift = random(513, 16411).bfloat16(), random(513, seed=1)
+    lowered = lower(scaled_exponential, x, shift)
+    (kernel,) = sources(lowered)
+    once, each = kernel.text.split("for start1 in range(0, 16411, RBLOCK):")
+    assert "p_arg1_1 +" in once and "+ start1) + tl.arange(0, RBLOCK)[None, :]" in each
+    assert len(kernel.grid) == 1
+    (got,) = bind_program(lowered.program)([x, shift])
+    torch.testing.assert_close(got, scaled_exponential(x, shift)[0])
+    (even,) = sources(lower(scaled_exponential, x[:, :16408].contiguous(), shift))
+    assert "for start1" not in even.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_thread_sums_the_gradients_of_shared_heads_by_itself(dtype: torch.dtype) -> None:
+    """Without that, threads beside each other exchange parts of one sum through shared memory."""
+    grad = random(2, 3, 4, 64, 32).to(dtype)
+    lowered = lower(lambda g: (g.sum(2).transpose(1, 2).contiguous(),), grad)
+    (source,) = sources(lowered)
+    cubin = compile_kernel(source, 90, keep_ptx=True)
+    assert cubin.shared == 0 and "shfl" not in cubin.ptx
+    assert vector_bytes(cubin.ptx) and set(vector_bytes(cubin.ptx)) == {16}
+    (got,) = bind_program(lowered.program)([grad])
+    torch.testing.assert_close(got, grad.sum(2).transpose(1, 2))

@@ -196,6 +196,22 @@ def test_a_value_that_would_not_reach_memory_otherwise_costs_double(joint_of):
     assert by_name["sin"] == 2 * 64 and by_name["cos"] == 64
 
 
+@pytest.mark.covers("F3.11")
+def test_the_sums_between_residual_blocks_are_saved_and_not_what_is_added(joint_of):
+    """They reach memory anyhow, since the next sum waits for the block between; of the products alone each backward
+    kernel would have to add up all blocks before it."""
+
+    def fn(x, *weights):
+        for w in weights:
+            x = x + (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)) @ w
+        return x.pow(3)
+
+    joint, count = joint_of(fn, leaf(8, 6), *(leaf(6, 6) for _ in range(4)))
+    result = partition(joint, count)
+    assert activations(result).count("aten.add") == 3
+    assert activations(result).count("aten.mm") == 1, "the last sum goes nowhere but into what follows"
+
+
 @pytest.mark.covers("F3.12", "F3.24")
 def test_an_input_is_saved_itself_and_for_free(joint_of):
     joint, count = joint_of(lambda x, w: torch.sin(x @ w.t()), leaf(4, 5), leaf(6, 5))

@@ -81,6 +81,7 @@ from .loop_passes import (
     reuse_call_results,
     split_loops,
     split_reductions,
+    write_out_short_rows,
     write_through,
 )
 from .lowering.graph import lower_graph as lower_for
@@ -158,6 +159,7 @@ LOOP_PASSES = in_order(
     fold_identities.PASS,
     choose_contractions.PASS,  # required, and before fusion: our own products take what comes before and after them
     inline_producers.PASS,
+    write_out_short_rows.PASS,  # with what they sum, and before it is chosen what is fused
     fuse_concats.PASS,
     split_loops.PASS,  # reshapes become loops, so that positions are plain sums
     lay_out_temporaries.PASS,  # while each operation is a nest

@@ -69,11 +69,11 @@ def save_costs(
         recompute: nodes that a policy forbids to save.
         save: for nodes that a policy says to save, why.
     """
-    distance = distances_from_backward(joint)
+    distance, levels = distances_from_backward(joint), kernel_levels(joint)
     return [
         SaveCost(0.0, "computed in the backward")
         if joint.in_backward[index]
-        else _save_cost(joint, index, options, distance[index], recompute, save)
+        else _save_cost(joint, index, options, distance[index], levels, recompute, save)
         for index in range(len(joint.nodes))
     ]
 
@@ -83,6 +83,7 @@ def _save_cost(
     index: int,
     options: PartitionOptions,
     distance: int,
+    levels: list[int],
     recompute: list[bool],
     save: list[str | None],
 ) -> SaveCost:
@@ -114,7 +115,7 @@ def _save_cost(
     cost = max(float(joint.bytes_of[index]), 1.0) * options.distance_bias ** min(distance, MAX_BIASED_DISTANCE)
     if not joint.in_forward[index]:
         cost += 1.0  # at equal size rather save what the forward computes anyhow
-    return SaveCost(cost if is_materialized(joint, index) else cost * options.unmaterialized_factor)
+    return SaveCost(cost if is_materialized(joint, index, levels) else cost * options.unmaterialized_factor)
 
 
 def _input_cost(joint: JointGraph, index: int, options: PartitionOptions) -> SaveCost:
@@ -127,6 +128,19 @@ def _input_cost(joint: JointGraph, index: int, options: PartitionOptions) -> Sav
     return SaveCost(float(joint.bytes_of[index]))
 
 
-def is_materialized(joint: JointGraph, index: int) -> bool:
-    """Whether the value reaches memory even if it isn't saved: some use, or the output, can't fuse with it (F3.11)."""
-    return not all(is_fusible(joint, index, user) for user in joint.users_of[index])
+def kernel_levels(joint: JointGraph) -> list[int]:
+    """How many kernels at least run one after the other before each node of the forward."""
+    levels = [0] * len(joint.nodes)
+    for index, inputs in enumerate(joint.inputs_of):
+        if joint.in_forward[index]:
+            levels[index] = max((levels[used] + (not is_fusible(joint, used, index)) for used in inputs), default=0)
+    return levels
+
+
+def is_materialized(joint: JointGraph, index: int, levels: list[int]) -> bool:
+    """Whether the value reaches memory even if it isn't saved (F3.11): some use, or the output, can't fuse with it, or
+    has to wait for another use of it, as the sum of a residual block waits for what the block makes of its input."""
+    users = joint.users_of[index]
+    if not all(is_fusible(joint, index, user) for user in users):
+        return True
+    return any(levels[user] > levels[index] for user in users if joint.in_forward[user])

@@ -10,6 +10,12 @@ Note [Tiles]
     combine in a way that is no atomic operation, one program instance runs all iterations in order: its grid stays
     ``serial``.
 
+Note [Odd rows]
+    Rows of 50257 halves begin anywhere, so a thread has an address, a mask and two bytes for each element, and a
+    program instance of 1024 elements spends its time on what it does once: reading the row's numbers and checking its
+    label, before which nothing else can be asked for. So one instance goes along a whole row in steps; an address is
+    that of the step's first element, which all threads share, and the lane's number, a constant of the instruction.
+
 Note [Warps of a row]
     A row of up to 1024 elements belongs to one warp, which takes as many rows as make 1024 elements (a quarter of the
     limit of a tile, of which tuning tries others): its sums need no memory that warps share, and 32 numbers of a thread
@@ -26,15 +32,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...ir import DType, Index, Load, Store
-from ...ir.walk import instructions, value_types
+from ...ir import DType, Index, Instr, Load, Store
+from ...ir.walk import index_exprs, instructions, operands, value_types
 from ...kernel_ir.bounds import hint
 from ...kernel_ir.nodes import LOOP_KINDS, Kernel, Loop, LoopMap, Stmt, Tail
 from ...kernel_ir.walk import PerfectNest, memories, nested, perfect_nests
 from ...ops.dtypes import ATOMIC
 from ...symbolic import Expr, Symbol
 from .records import Config
-from .sectors import moved_bytes, narrowest
+from .sectors import moved_bytes, narrowest, places, starts_anywhere
 from .walked_rows import walked_loop
 
 __all__ = ["Config", "TileLimits", "config_of", "is_persistent", "is_serial", "map_loops"]
@@ -45,6 +51,7 @@ BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
 _RUN = 128  # bytes that a tile takes of each row of columns
 _FEWEST = 256  # elements that a walk takes at once
 _FEW_ROWS = 512  # do not fill a device with a warp each
+_LONG = 16384  # elements of an odd row
 _WORTH = 0.95  # rows are read in pieces where that moves less than this share
 
 
@@ -87,6 +94,9 @@ def map_loops(kernel: Kernel, limits: TileLimits = TileLimits()) -> Kernel:
     if looped:
         config, persistent = _reduction_tile(tile, kernel, looped, persistent, limits)
     else:
+        along_rows = _along_odd_rows(kernel, chosen)
+        if along_rows is not None:
+            return map_to(along_rows, {}, Config((("RBLOCK", limits.reduction // 2),), num_warps=4))
         config = _pointwise_config(tile, unit, limits)
     return map_to(kernel, names, config, persistent)
 
@@ -212,6 +222,39 @@ def _pointwise_config(tile: Sequence[tuple[str, Loop]], unit: set[str], limits: 
         left = max(1, left // blocks[name])
     total = prod(blocks.values()) if blocks else 1
     return Config(tuple(blocks.items()), num_warps=max(1, min(4, total // 128)))
+
+
+def _along_odd_rows(kernel: Kernel, tile: Sequence[str]) -> Kernel | None:
+    """The kernel with its innermost loop in the body, if it goes along long rows that begin anywhere, see Note [Odd
+    rows]."""
+    if kernel.ordered or not kernel.grid or list(tile) != [kernel.grid[-1].symbol]:
+        return None
+    *above, loop = kernel.grid
+    rows, symbol = prod(size_hint(each.extent) for each in above), Symbol(loop.symbol)
+    if size_hint(loop.extent) < _LONG or rows < _FEW_ROWS:
+        return None
+    body = instructions(kernel.body)
+    if not any(starts_anywhere(index, symbol, dtype) for index, dtype in places(body)):
+        return None
+    once, each = _once_a_row(body, symbol)
+    written = {i.buffer for i in body if isinstance(i, Store)}
+    if any(isinstance(i, Store) or (isinstance(i, Load) and i.buffer in written) for i in once):
+        return None
+    return replace(kernel, grid=tuple(above), body=(*once, replace(loop, body=each)))
+
+
+def _once_a_row(body: Sequence[Instr], symbol: Symbol) -> tuple[tuple[Instr, ...], tuple[Instr, ...]]:
+    """The instructions that do not vary along a loop, and the others."""
+    varying, once, each = {symbol.name}, list[Instr](), list[Instr]()
+    for instr in body:
+        used = {*operands(instr), *(s.name for expr in index_exprs(instr) for s in expr.symbols)}
+        if used.isdisjoint(varying):
+            once.append(instr)
+            continue
+        each.append(instr)
+        if not isinstance(instr, Store):
+            varying.add(instr.result)
+    return tuple(once), tuple(each)
 
 
 def _reduction_tile(

@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from ...ir import DType, Load, Store
+from ...ir import DType, Instr, Load, Store
 from ...ir.walk import instructions, value_types
 from ...kernel_ir.bounds import hint
 from ...kernel_ir.nodes import Kernel, Loop
 from ...kernel_ir.walk import PerfectNest
 from ...ops.dtypes import bits
-from ...symbolic import Symbol
+from ...symbolic import Expr, Symbol
 
-__all__ = ["moved_bytes", "narrowest"]
+__all__ = ["moved_bytes", "narrowest", "starts_anywhere"]
+__all__ += ["WIDEST", "places"]
 
 SECTOR = 32
+WIDEST = 16  # bytes that a thread loads at once
 _REQUEST = 0.5  # sectors that asking for a run is worth
 _UNKNOWN = 4096  # what an unknown size counts as
 
@@ -44,6 +46,21 @@ def moved_bytes(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str,
                 total += extent / length * _of_access(access, grid, nest.loops, length, size)
             seen.add(key)
     return total / (prod(grid.values()) * longest)
+
+
+def places(body: Sequence[Instr]) -> list[tuple[Expr, DType]]:
+    """Where a body loads and stores, and elements of which type."""
+    types = value_types(body)
+    found = [(i.indices[0], i.dtype) for i in body if isinstance(i, Load)]
+    return found + [(i.indices[0], types.get(i.value, DType.I64)) for i in body if isinstance(i, Store)]
+
+
+def starts_anywhere(index: Expr, loop: Symbol, dtype: DType) -> bool:
+    """Whether runs of neighbours along a loop begin at places that are no multiples of what a thread loads at once."""
+    if index.coefficient(loop) != 1:
+        return False
+    size = max(8, bits(dtype)) // 8
+    return any(monomial != (loop,) and factor * size % WIDEST for monomial, factor in index.terms)
 
 
 def narrowest(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str, int]) -> int:

@@ -33,6 +33,7 @@ from ....ops.dtypes import bits, is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from ..map_loops import config_of, is_persistent, is_serial
 from ..records import KnownMemory
+from ..sectors import WIDEST, places, starts_anywhere
 from .evictions import evictions
 from .indices import expr_text, identifier
 from .lines import Scope, Value
@@ -42,7 +43,6 @@ from .ops import TYPE_NAMES, constant_text, op_text, store_text
 __all__ = ["BodyEmitter", "End"]
 
 _NOTHING_KNOWN = KnownMemory()
-_WIDEST = 16  # bytes that a thread loads at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class BodyEmitter:
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
         self.ends: dict[int, End] = {}
+        self.starts: dict[Symbol, str] = {}  # of loops whose tile begins at a named place
         self.pointers: dict[str, DType] = {}
         self.written = {i.buffer for i in body if isinstance(i, Store)}
         self.scratch = {row.name: row for row in kernel.scratch}
@@ -224,6 +225,23 @@ class BodyEmitter:
             total = total * loop.extent
         return total
 
+    def has_odd_rows(self, symbol: Symbol) -> bool:
+        """Whether something is loaded or stored in rows along a loop that begin anywhere."""
+        body = instructions(self.kernel.body)
+        return any(starts_anywhere(index, symbol, dtype) for index, dtype in places(body))
+
+    def place(self, pointer: str, index: Expr, dims: frozenset[int]) -> str:
+        """The text of an address, varying along ``dims`` at least: where some rows begin anywhere, that of the tile's
+        first element and the number of the lane, see Note [Odd rows]."""
+        for symbol, start in self.starts.items():
+            own = self.symbols[symbol].dims
+            if index.coefficient(symbol) == 1 and dims == own and not self.dims_of(index - sym(symbol.name)):
+                (axis,) = own
+                first = expr_text(index, lambda s, own=symbol, text=start: text if s == own else self._symbol_text(s))
+                block = self.scope.row_block if axis == self.row_axis else self.axes[axis]
+                return f"{pointer} + {first} + tl.arange(0, {block}){self.along(axis)}"
+        return f"{pointer} + {self.index_value(index, dims)}"
+
     def _load(self, i: Load) -> None:
         index = i.indices[0]
         given = self.value(i.mask) if i.mask else None
@@ -239,19 +257,19 @@ class BodyEmitter:
         dims = self.dims_of(index) | (given.dims if given else frozenset())
         masks = self.access_masks(index, given)
         mask = self.mask(dims, *masks) if masks else self._loose_mask(i, dims)
-        offset = self.index_value(index, dims)
+        address = self.place(pointer, index, dims)
         extra = f", mask={mask}" if mask else ""
         if masks:
             extra += f", other={_other_text(i.other if given else 0, i.dtype)}"
         if i.result in self.evictions:
             extra += f', eviction_policy="{self.evictions[i.result]}"'
         version = self.scope.version(i.buffer)
-        self.scope.define(i.result, f"tl.load({pointer} + {offset}{extra})", dims, key=version)
+        self.scope.define(i.result, f"tl.load({address}{extra})", dims, key=version)
 
     def _loose_mask(self, i: Load, dims: frozenset[int]) -> str:
         """The mask of a load, see Note [Loads past the end]."""
         index, parts = i.indices[0], []
-        unit = max(1, _WIDEST // (max(8, bits(i.dtype)) // 8))
+        unit = max(1, WIDEST // (max(8, bits(i.dtype)) // 8))
         for axis in sorted(dims & self.masks.keys()):
             parts.append(self.masks[axis])
             end = self.ends.get(axis)
@@ -293,7 +311,7 @@ class BodyEmitter:
             dims |= frozenset(range(self.rank if self.scope.in_stage else len(self.axes)))
         masks = self.access_masks(index, given)
         mask = self.mask(dims, *masks)
-        offset = self.index_value(index, dims)
+        address = self.place(pointer, index, dims)
         extra = f", mask={mask}" if mask else ""
         text = value.text
         if i.accumulates and value.dims != dims:
@@ -301,13 +319,13 @@ class BodyEmitter:
         self.scope.before_store(i.buffer, self.expr(i.indices[0]))
         if not i.accumulates:
             tag = f"scratch {i.buffer}" if i.buffer in self.scratch else ""
-            self.scope.line(f"tl.store({pointer} + {offset}, {text}{extra})", tag)
+            self.scope.line(f"tl.store({address}, {text}{extra})", tag)
             self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, not masks)
         elif self.serial:
-            self._combine(i, f"{pointer} + {offset}", text, extra, dtype)
+            self._combine(i, address, text, extra, dtype)
         else:
             always = mask or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
-            self.scope.line(f"atomic_{i.mode}({pointer} + {offset}, {text}, {always})")
+            self.scope.line(f"atomic_{i.mode}({address}, {text}, {always})")
             self.scope.remember(i.buffer, "", value, dtype, False)
 
     def _add_to_line(self, line: str, value: Value, dtype: DType) -> None:

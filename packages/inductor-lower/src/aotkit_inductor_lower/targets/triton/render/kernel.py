@@ -133,7 +133,12 @@ class KernelEmitter(BodyEmitter):
                 continue
             position -= 1
             at = self.along(position)
-            self.scope.line(f"{name} = {part} * {block} + tl.arange(0, {block}){at}")
+            start = f"{part} * {block}"
+            if self.has_odd_rows(Symbol(loop.symbol)):
+                self.starts[Symbol(loop.symbol)] = f"start_{name}"
+                self.scope.line(f"start_{name} = {start}")
+                start = f"start_{name}"
+            self.scope.line(f"{name} = {start} + tl.arange(0, {block}){at}")
             self.symbols[Symbol(loop.symbol)] = Value(name, frozenset({position}))
             if loop.map.tail == "masked":
                 self.masks[position] = f"in_{name}"

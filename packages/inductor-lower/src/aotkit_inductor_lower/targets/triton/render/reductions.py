@@ -140,6 +140,9 @@ class Reducer:
         wide = "tl.arange(0, RBLOCK).to(tl.int64)" if kernel.wide else "tl.arange(0, RBLOCK)"
         saved = scope.enter_loop(f"for start{self.position} in {kernel.range_of(size, 'RBLOCK')}:")
         self._row_index(f"start{self.position} + {wide}", size)
+        innermost = Symbol(self.nest.loops[-1].symbol)
+        if len(self.nest.loops) == 1 and kernel.has_odd_rows(innermost):
+            kernel.starts[innermost] = f"start{self.position}"
         names = {i.result: n for n, i in enumerate(self.reduces)}
         for instr in self.nest.body:
             if isinstance(instr, Reduce):
@@ -147,6 +150,7 @@ class Reducer:
             else:
                 kernel.instruction(instr)
         scope.leave_loop(saved)
+        kernel.starts.pop(innermost, None)
         kernel.drop_mask(self.axis)
         for number, i in enumerate(self.reduces):
             if not i.running:
