@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ from aotkit_inductor_lower.targets.triton import (
     resource_facts,
     vector_bytes,
 )
+from aotkit_inductor_lower.targets.triton import map_loops as map_loops_module
 from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -397,23 +399,36 @@ def test_threads_share_the_address_of_a_row_that_begins_anywhere(columns: int, d
     x, shift = random(3, columns).to(dtype), random(3, seed=1)
     lowered = lower(scaled_exponential, x, shift)
     (kernel,) = sources(lowered)
-    assert ("start_i1) + tl.arange(0, XBLOCK)" in kernel.text) == (columns % 8 != 0), kernel.text
+    lanes = "start_i1) + tl.max_contiguous(tl.arange(0, XBLOCK), [1])"
+    assert (lanes in kernel.text) == (columns % 8 != 0), kernel.text
     (got,) = bind_program(lowered.program)([x, shift])
     torch.testing.assert_close(got, scaled_exponential(x, shift)[0])
 
 
-def test_a_program_instance_goes_along_a_row_that_begins_anywhere() -> None:
-    """What it does once a row, it does not do for each piece of it."""
-    x, shift = random(513, 16411).bfloat16(), random(513, seed=1)
-    lowered = lower(scaled_exponential, x, shift)
-    (kernel,) = sources(lowered)
-    once, each = kernel.text.split("for start1 in range(0, 16411, RBLOCK):")
-    assert "p_arg1_1 +" in once and "+ start1) + tl.arange(0, RBLOCK)[None, :]" in each
-    assert len(kernel.grid) == 1
-    (got,) = bind_program(lowered.program)([x, shift])
-    torch.testing.assert_close(got, scaled_exponential(x, shift)[0])
-    (even,) = sources(lower(scaled_exponential, x[:, :16408].contiguous(), shift))
-    assert "for start1" not in even.text
+@pytest.mark.parametrize("long", [1009, 1 << 14])
+def test_a_program_instance_goes_along_a_row_that_begins_anywhere(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does once a row, it does not do for each piece of it. Threads beside each other load neighbours, though
+    what is stored begins at multiples of 16 bytes."""
+
+    def f(x: torch.Tensor, labels: torch.Tensor, most: torch.Tensor, log: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scale = torch.where(labels < 0, 0.0, (log * 2 + most) / 3)[:, None]
+        softmax = torch.exp(x.float() - most[:, None] - log[:, None])
+        hit = torch.arange(x.shape[1]) == labels[:, None]
+        grad = torch.where(hit, -scale, 0.0) + softmax * scale
+        return (torch.cat([grad.to(x.dtype), x.new_zeros(len(x), 7)], 1),)
+
+    monkeypatch.setattr(map_loops_module, "_LONG", long)
+    monkeypatch.setattr(map_loops_module, "_FEW_ROWS", 6)
+    x, labels = random(6, 1009).bfloat16(), torch.tensor([5, 1008, -100, 0, 77, -100])
+    args = x, labels, random(6, seed=1), random(6, seed=2)
+    lowered = lower(f, *args)
+    (kernel,) = (source for source in sources(lowered) if "libm.exp" in source.text)
+    once, *each = kernel.text.split("in range(0, 1009, RBLOCK):")
+    assert "p_arg1_1" in once and len(each) == (long == 1009), kernel.text
+    ptx = compile_kernel(kernel, 90, keep_ptx=True).ptx
+    assert not re.search(r"and.b32\s+%r\d+, %r\d+, 1016;", ptx), "a thread's elements are neighbours"
+    (got,) = bind_program(lowered.program)(list(args))
+    torch.testing.assert_close(got, f(*args)[0], rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -65,7 +65,11 @@ def _joined(builder: NestBuilder, each: Reduce, former: Value | None, value: Val
         if not kind.starts:
             return value
         former = builder.const(identity(each.kind, each.dtype), each.dtype)
-    return kind.join(builder.op, former, value, each.dtype)
+
+    def write(op: str, *args: Value | float) -> Value:
+        return builder.op(op, *(a if isinstance(a, Value) else builder.const(a, each.dtype) for a in args))
+
+    return kind.join(write, former, value, each.dtype)
 
 
 def _iterations(stage: Stage) -> Iterator[dict[Symbol, Expr]]:

@@ -21,8 +21,7 @@ from ...kernel_ir.walk import PerfectNest
 from ...ops.dtypes import bits
 from ...symbolic import Expr, Symbol
 
-__all__ = ["moved_bytes", "narrowest", "starts_anywhere"]
-__all__ += ["WIDEST", "places"]
+__all__ = ["WIDEST", "loads_odd_rows", "moved_bytes", "narrowest"]
 
 SECTOR = 32
 WIDEST = 16  # bytes that a thread loads at once
@@ -48,15 +47,13 @@ def moved_bytes(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str,
     return total / (prod(grid.values()) * longest)
 
 
-def places(body: Sequence[Instr]) -> list[tuple[Expr, DType]]:
-    """Where a body loads and stores, and elements of which type."""
-    types = value_types(body)
-    found = [(i.indices[0], i.dtype) for i in body if isinstance(i, Load)]
-    return found + [(i.indices[0], types.get(i.value, DType.I64)) for i in body if isinstance(i, Store)]
+def loads_odd_rows(body: Sequence[Instr], loop: Symbol) -> bool:
+    """Whether a body loads runs of neighbours along a loop that begin at places that are no multiples of what a thread
+    loads at once, see Note [Odd rows] in :mod:`.map_loops`."""
+    return any(isinstance(i, Load) and _starts_anywhere(i.indices[0], loop, i.dtype) for i in body)
 
 
-def starts_anywhere(index: Expr, loop: Symbol, dtype: DType) -> bool:
-    """Whether runs of neighbours along a loop begin at places that are no multiples of what a thread loads at once."""
+def _starts_anywhere(index: Expr, loop: Symbol, dtype: DType) -> bool:
     if index.coefficient(loop) != 1:
         return False
     size = max(8, bits(dtype)) // 8

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Store
 from ....ir.walk import instructions, value_types
@@ -33,7 +34,7 @@ from ....ops.dtypes import bits, is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from ..map_loops import config_of, is_persistent, is_serial
 from ..records import KnownMemory
-from ..sectors import WIDEST, places, starts_anywhere
+from ..sectors import WIDEST, loads_odd_rows
 from .evictions import evictions
 from .indices import expr_text, identifier
 from .lines import Scope, Value
@@ -225,22 +226,25 @@ class BodyEmitter:
             total = total * loop.extent
         return total
 
-    def has_odd_rows(self, symbol: Symbol) -> bool:
-        """Whether something is loaded or stored in rows along a loop that begin anywhere."""
-        body = instructions(self.kernel.body)
-        return any(starts_anywhere(index, symbol, dtype) for index, dtype in places(body))
+    def loads_odd_rows(self, symbol: Symbol) -> bool:
+        """Whether rows along a loop are loaded that begin anywhere."""
+        return loads_odd_rows(instructions(self.kernel.body), symbol)
 
     def place(self, pointer: str, index: Expr, dims: frozenset[int]) -> str:
-        """The text of an address, varying along ``dims`` at least: where some rows begin anywhere, that of the tile's
+        """The text of an address, varying along ``dims`` at least: with rows that begin anywhere, that of the tile's
         first element and the number of the lane, see Note [Odd rows]."""
         for symbol, start in self.starts.items():
             own = self.symbols[symbol].dims
             if index.coefficient(symbol) == 1 and dims == own and not self.dims_of(index - sym(symbol.name)):
                 (axis,) = own
-                first = expr_text(index, lambda s, own=symbol, text=start: text if s == own else self._symbol_text(s))
+                first = expr_text(index, partial(self._start_text, symbol, start))
                 block = self.scope.row_block if axis == self.row_axis else self.axes[axis]
-                return f"{pointer} + {first} + tl.arange(0, {block}){self.along(axis)}"
+                lanes = f"tl.arange(0, {block}){self.along(axis)}"
+                return f"{pointer} + {first} + tl.max_contiguous({lanes}, {[1] * self.rank})"
         return f"{pointer} + {self.index_value(index, dims)}"
+
+    def _start_text(self, symbol: Symbol, start: str, at: Symbol) -> str:
+        return start if at == symbol else self._symbol_text(at)
 
     def _load(self, i: Load) -> None:
         index = i.indices[0]

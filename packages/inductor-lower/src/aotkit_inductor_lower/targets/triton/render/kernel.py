@@ -134,7 +134,7 @@ class KernelEmitter(BodyEmitter):
             position -= 1
             at = self.along(position)
             start = f"{part} * {block}"
-            if self.has_odd_rows(Symbol(loop.symbol)):
+            if self.loads_odd_rows(Symbol(loop.symbol)):
                 self.starts[Symbol(loop.symbol)] = f"start_{name}"
                 self.scope.line(f"start_{name} = {start}")
                 start = f"start_{name}"

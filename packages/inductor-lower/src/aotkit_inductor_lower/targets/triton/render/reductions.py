@@ -141,7 +141,7 @@ class Reducer:
         saved = scope.enter_loop(f"for start{self.position} in {kernel.range_of(size, 'RBLOCK')}:")
         self._row_index(f"start{self.position} + {wide}", size)
         innermost = Symbol(self.nest.loops[-1].symbol)
-        if len(self.nest.loops) == 1 and kernel.has_odd_rows(innermost):
+        if len(self.nest.loops) == 1 and kernel.loads_odd_rows(innermost):
             kernel.starts[innermost] = f"start{self.position}"
         names = {i.result: n for n, i in enumerate(self.reduces)}
         for instr in self.nest.body:
