@@ -41,9 +41,7 @@ def run_case(case: Case, steps: int, timeout: float, options: dict[str, Any]) ->
     return {"case": str(case), "verdict": verdict, **detail, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _verdict(
-    answers: Sequence[dict[str, Any] | None], ended: bool, tolerance: float
-) -> tuple[str, dict[str, Any]]:
+def _verdict(answers: Sequence[dict[str, Any] | None], ended: bool, tolerance: float) -> tuple[str, dict[str, Any]]:
     raised = {rank: answer for rank, answer in enumerate(answers) if answer is not None and "error" in answer}
     if raised:
         rank, first = next(iter(raised.items()))
