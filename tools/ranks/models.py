@@ -45,7 +45,7 @@ def _bert() -> nn.Module:
 
 
 class _Rotary(nn.Module):
-    """Cosines and sines of Llama's positions, in float64."""
+    """Cosines and sines of Llama's positions, computed in float64."""
 
     frequencies: torch.Tensor
 
@@ -58,7 +58,7 @@ class _Rotary(nn.Module):
         """As `LlamaRotaryEmbedding`."""
         half = position_ids[..., None].to(torch.float64) * self.frequencies
         angles = torch.cat((half, half), -1)
-        return angles.cos(), angles.sin()
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def _llama() -> nn.Module:

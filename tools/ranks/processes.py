@@ -57,6 +57,7 @@ def _start(count: int, body: Body, folder: Path, rank: int, master: int | None) 
             world_size=count,
             timeout=timedelta(seconds=_GROUP_TIMEOUT),
         )
+        _join(count, folder, rank)
         answer = body(rank, folder)
     except BaseException as error:  # noqa: BLE001  # the caller looks at it
         inner = getattr(error, "inner_exception", error)
@@ -75,6 +76,13 @@ def _start(count: int, body: Body, folder: Path, rank: int, master: int | None) 
             break
         time.sleep(0.01)
     os._exit(0)  # gloo's threads are not always joined when a process ends by itself
+
+
+def _join(count: int, folder: Path, rank: int) -> None:
+    """Wait until all have joined the group: in the midst of that torch waits for one that has ended, not we."""
+    (folder / f"joined{rank}").touch()
+    while not all((folder / f"joined{other}").exists() for other in range(count)):
+        time.sleep(0.01)
 
 
 def _store(count: int, folder: Path, rank: int, master: int | None) -> Any:

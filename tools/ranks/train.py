@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from .wraps import WRAPS
 
 __all__ = ["VARIANTS", "Answer", "Case", "compare"]
 
-VARIANTS = ("static", "dynamic", "checkpoint", "accumulate", "restored")
+VARIANTS = ("static", "dynamic", "checkpoint", "accumulate", "restored", "autocast")
 
 #: Batch sizes and lengths of the steps, where they change.
 _SIZES = ((4, 8), (4, 12), (6, 8), (6, 12), (2, 10), (4, 8))
 
-TOLERANCE = 1e-12
+#: In float64; and under autocast to bfloat16, of whose rounding each way has its own, how much worse than eager mode.
+_TOLERANCE, _ROUNDED = 1e-12, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,21 @@ class Case:
         """How many processes it needs."""
         return WRAPS[self.wrap].ranks
 
+    @property
+    def tolerance(self) -> float:
+        """The largest difference that counts as equal; see :class:`Answer`."""
+        return _ROUNDED if self.variant == "autocast" else _TOLERANCE
+
     def possible(self) -> bool:
-        """Whether there is such a thing: gradients that were gathered in the graph wait for nobody."""
+        """Whether there is such a thing."""
         wrap = WRAPS[self.wrap]
-        wanted = self.variant in (wrap.variants or VARIANTS) and wrap.fits(MODELS[self.model])
-        return wanted and (self.variant != "accumulate" or wrap.waits is not None)
+        return self.variant in (wrap.variants or VARIANTS) and wrap.fits(MODELS[self.model])
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``difference``: the largest of losses, parameters and buffers, as a share of what eager mode has, at least 1.
+    """``difference``: the largest of losses, parameters and buffers, as a share of what eager mode has, at least 1;
+    under autocast instead how far all of them are from those of a training in float64, as a share of eager mode's.
     ``graphs``: that were compiled. ``collectives``: in these graphs. ``eager``: why graphs ran in eager mode."""
 
     difference: float
@@ -80,11 +86,19 @@ def compare(case: Case, steps: int, folder: Path, options: dict[str, Any]) -> An
 
         with _backward(case, lambda graph: torch.compile(graph, backend="aotkit", dynamic=dynamic, options=chosen)):
             got = _train(case, steps, folder / "compiled", compiled)
-    pairs = [(a.double(), b.double()) for a, b in zip(got, want, strict=True)]
-    difference = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
+    if case.variant == "autocast":
+        exact = _train(replace(case, variant="static"), steps, folder / "exact", None)
+        difference = _error(got, exact) / _error(want, exact)
+    else:
+        pairs = [(a.double(), b.double()) for a, b in zip(got, want, strict=True)]
+        difference = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
     externs = [call for graph in recorder.graphs for call in getattr(graph.report, "externs", ())]
     collectives = sum(call.count for call in externs if "c10d" in call.target and "wait" not in call.target)
     return Answer(difference, len(recorder.graphs), collectives, sorted(set(recorder.fallbacks)))
+
+
+def _error(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
+    return sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, exact, strict=True)) ** 0.5
 
 
 @contextlib.contextmanager
@@ -109,7 +123,10 @@ class _Trainer:
         self.case, self.model, self.wrap = case, MODELS[case.model], WRAPS[case.wrap]
         torch.manual_seed(0)
         mesh = self.wrap.mesh()
-        net = self.wrap.divide(self.model.build(), self.model, mesh)
+        net = self.model.build()
+        if case.variant == "autocast":
+            net = net.float()  # of float64 nothing is cast
+        net = self.wrap.divide(net, self.model, mesh)
         if case.variant == "checkpoint":
             _checkpoint(self.model.blocks(net))
         self.net = self.wrap.apply(net, self.model, mesh)
@@ -122,19 +139,24 @@ class _Trainer:
         parts = 2 if self.case.variant == "accumulate" else 1
         total = torch.zeros((), dtype=torch.float64)
         for part in range(parts):
-            assert self.wrap.waits is not None or parts == 1
-            waits = self.wrap.waits is not None and part + 1 < parts
-            with self.wrap.waits(self.net) if waits else contextlib.nullcontext():  # type: ignore[misc]
+            with self._exchanging(part + 1 == parts):
                 total += self._forward_backward(number, part) / parts
         self.optimizer.step()
         return total
+
+    def _exchanging(self, now: bool) -> contextlib.AbstractContextManager[Any]:
+        """Where gradients are exchanged, or wait for those of another batch; in the graph they wait for nobody."""
+        return contextlib.nullcontext() if now or self.wrap.waits is None else self.wrap.waits(self.net)
 
     def _forward_backward(self, number: int, part: int) -> torch.Tensor:
         each = dist.get_world_size() // self.wrap.data_ranks
         torch.manual_seed(1000 * number + 100 * part + dist.get_rank() // each)
         size = _SIZES[number % len(_SIZES)] if self.case.variant == "dynamic" else _SIZES[0]
         x, labels = self.model.batch(*size)
-        loss = self.model.loss(self.run(x), labels)
+        rounded = self.case.variant == "autocast"
+        x = x.float() if rounded and x.is_floating_point() else x
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+            loss = self.model.loss(self.run(x), labels)
         (loss if self.wrap.averages else loss / self.wrap.data_ranks).backward()
         return loss.detach()
 

@@ -62,6 +62,8 @@ COLLECTIVES: dict[str, Callable[[Tensor, Any], Any]] = {
     "all_to_all": lambda x, g: functional.all_to_all_single(x * 2, None, None, g) + 1,
     "broadcast": lambda x, g: functional.broadcast(x * 2, 0, g) + 1,
     "several": lambda x, g: functional.all_reduce_coalesced([x * 2, x + 1], "sum", g),
+    "several, gathered": lambda x, g: functional.all_gather_into_tensor_coalesced([x * 2, x + 1], g),
+    "several, scattered": lambda x, g: functional.reduce_scatter_tensor_coalesced([x * 2, x + 1], "sum", [0, 0], g),
     "all_gather, differentiated": lambda x, g: functional.all_gather_tensor_autograd(x * 2, 0, g) * 3,
     "reduce_scatter, differentiated": lambda x, g: functional.reduce_scatter_tensor_autograd(x * 2, "sum", 0, g) * 3,
     "into a value": reduced_in_place,

@@ -18,6 +18,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 import aotkit
+from aotkit_cache.stores import DistributedStore
 
 _spec = importlib.util.spec_from_file_location("several_ranks", Path(__file__).with_name("several_ranks.py"))
 several_ranks = importlib.util.module_from_spec(_spec)
@@ -79,7 +80,15 @@ def trains(rank, _folder):
     got, want = steps(model, compiled, rank), steps(Net(rank), lambda m, x: m(x), rank)
     for mine, its in zip(got, want, strict=True):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(its), rtol=1e-12, atol=1e-12)
-    return [traced > 0, len(got)]
+    return [traced > 0, len(got), kept()]
+
+
+def kept():
+    """Whether what the first rank compiled is still in the store."""
+    store, name = dist.distributed_c10d._get_default_store(), dist.group.WORLD.group_name
+    number = store.add(f"aotkit/{name}/count of {dist.get_rank()}", 0)
+    dist.barrier()
+    return DistributedStore(store, prefix=f"aotkit/{name}/{number}").stat("function") is not None
 
 
 def other_sizes(rank, _folder):
@@ -398,7 +407,7 @@ CASES["failures"] = several(uncompiled, other_key)
 
 def test_ranks_train_with_what_the_first_one_compiled(tmp_path: Path, warm_python: Any) -> None:
     first, second = run_ranks(warm_python, __file__, "right", tmp_path)
-    assert first["trains"] == [True, 12] and second["trains"] == [False, 12], (first, second)
+    assert first["trains"] == [True, 12, False] and second["trains"] == [False, 12, False], (first, second)
     assert first["other_sizes"] == second["other_sizes"] == "right"
     assert second["with_a_group"] == "right"
 

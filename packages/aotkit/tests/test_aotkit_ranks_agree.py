@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import aotkit
+from aotkit.driver.ranks import Exchange
+from aotkit.errors import RanksDisagree
 
 _spec = importlib.util.spec_from_file_location("several_ranks", Path(__file__).with_name("several_ranks.py"))
 several_ranks = importlib.util.module_from_spec(_spec)
@@ -214,6 +217,28 @@ def test_nobody_waits_longer_than_the_timeout_for_a_rank_that_compiles_nothing(
 def test_the_first_rank_may_have_ended(tmp_path: Path, warm_python: Any) -> None:
     _, answer = run_ranks(warm_python, __file__, "first_dies", tmp_path)
     assert answer.startswith("RanksDisagree") and "rank 0" in answer, answer
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_ranks_posted_is_kept_only_where_they_differ(alike: bool) -> None:
+    """Ranks of one process, since a store does not care. A record may be the text of a large graph."""
+    store, names = dist.HashStore(), range(3)
+
+    def rank(number: int) -> str:
+        exchange = Exchange(store, "comparison", number, names, 60.0, time.monotonic() + 60)
+        rows = ["a row"] if alike or number < 2 else ["another row"]
+        exchange.post_rows(rows, rows)
+        try:
+            exchange.finish()
+        except RanksDisagree as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(rank, names))
+    assert [("another row" in text) for text in told] == [not alike] * 3
+    for kind in ("rows", "answer"):
+        assert [bool(store.get(f"comparison/{kind} of {number}")) for number in names] == [not alike] * 3
 
 
 def test_the_option_turns_it_off() -> None:

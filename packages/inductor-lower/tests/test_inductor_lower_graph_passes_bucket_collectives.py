@@ -9,8 +9,9 @@ import torch.distributed._functional_collectives  # defines the operators
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions
-from aotkit_inductor_lower.driver import join_collectives
+from aotkit_inductor_lower.driver import join_collectives, schedule_graph
 from aotkit_inductor_lower.errors import UnknownPassError
+from aotkit_inductor_lower.ir import LoopNest
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
 
@@ -137,6 +138,19 @@ def test_a_bucket_is_full_where_its_latency_is_small():
     for bandwidth, buckets in ((1e9, 1), (16 * 4, 2), (16 * 2, 4), (16, 8), (1, 8)):
         options = LowerOptions(link_latency=1.0, link_bandwidth=bandwidth)
         assert check(gm, args, options) == (8, buckets)
+
+
+@pytest.mark.parametrize("collective", KINDS)
+def test_copies_into_a_bucket_and_out_of_it_are_what_casts_too(collective):
+    """As with parameters in float32 that are gathered in bfloat16: casts are no kernels of their own."""
+    args = [numbers(4, 3, dtype=torch.float32) for _ in range(4)]
+
+    def kernels(dtype):
+        gm = graph_of(lambda *given: [collective(x.to(dtype)).float() * 2 for x in given], *args)
+        steps = schedule_graph(join_collectives(gm, LARGE), LARGE).program.steps
+        return sum(isinstance(step, LoopNest) for step in steps)
+
+    assert kernels(torch.bfloat16) == kernels(torch.float32) > 0
 
 
 def test_random_numbers_are_drawn_in_the_same_order():

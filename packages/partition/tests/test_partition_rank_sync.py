@@ -183,14 +183,18 @@ def test_a_store_that_is_gone_is_a_typed_error():
 
 @pytest.mark.covers("F3.50")
 def test_records_of_all_ranks_arrive_in_each_of_several_exchanges():
-    """Ranks of one process, since a store does not care: each reads what all have said, three times over."""
+    """Ranks of one process, since a store does not care: each reads what all have said, three times over. Only the
+    records of the last exchange stay."""
     store = torch.distributed.HashStore()
 
     def rank(number):
-        exchanges = [Exchange(store, f"round {turn}", number, range(3), 60.0) for turn in range(3)]
+        earlier = (None, "round 0", "round 1")
+        exchanges = [Exchange(store, f"round {turn}", number, range(3), 60.0, earlier[turn]) for turn in range(3)]
         return [exchange.answers({"rank": number, "turn": turn}) for turn, exchange in enumerate(exchanges)]
 
     with ThreadPoolExecutor(3) as pool:
         said = list(pool.map(rank, range(3)))
     wanted = [[{"rank": number, "turn": turn} for number in range(3)] for turn in range(3)]
     assert said == [wanted] * 3
+    kept = [[bool(store.get(f"round {turn}/rank {number}")) for number in range(3)] for turn in range(3)]
+    assert kept == [[False] * 3, [False] * 3, [True] * 3]

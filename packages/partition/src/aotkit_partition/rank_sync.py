@@ -15,7 +15,8 @@ Note [A budget for each rank]
 Note [How ranks talk]
     Through the key-value store of their group, never through a collective, which hangs where one rank does not come.
     Each rank posts its record, or why it failed, and reads those of the others as they come; whichever does not come
-    in time is named. A rank counts its own exchanges in a group, and the numbers meet.
+    in time is named. A rank counts its own exchanges in a group, and the numbers meet. Whoever posts a record has read
+    all of the exchange before, so once all have posted, each empties its record of that one.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Exchange:
         rank: this one, in the group.
         names: of the group's ranks among all.
         timeout: seconds to wait for the others.
+        earlier: prefix of the exchange before, if there was one.
     """
 
     store: Any
@@ -59,6 +61,7 @@ class Exchange:
     rank: int
     names: Sequence[int]
     timeout: float
+    earlier: str | None = None
 
     @staticmethod
     def begin(group: Any, timeout: float) -> Exchange | None:
@@ -72,7 +75,8 @@ class Exchange:
         store = c10d._get_process_group_store(group)
         with _store_errors():
             number = store.add(f"aotkit-partition/count of {rank}", 1)
-        return Exchange(store, f"aotkit-partition/{number}", rank, names, timeout)
+        earlier = f"aotkit-partition/{number - 1}" if number > 1 else None
+        return Exchange(store, f"aotkit-partition/{number}", rank, names, timeout, earlier)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -95,6 +99,9 @@ class Exchange:
                     f"rank {self.names[rank]} could not partition it: {found[-1]['failed']}\n"
                     f"So the ranks {list(self.names)} have no common decision, and none of them partitions this graph."
                 )
+        if self.earlier is not None:
+            with _store_errors():  # not every store can delete a key
+                self.store.set(f"{self.earlier}/rank {self.rank}", "")
         return found
 
     def _post(self, record: dict[str, Any]) -> None:

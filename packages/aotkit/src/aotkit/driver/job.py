@@ -202,8 +202,6 @@ class GraphJob:
         them to get there. Where nothing was written (the graph can't be stored, or its compile failed), those that
         waited compile side by side. After a refusal, which may be of the backward alone, this rank begins anew.
         """
-        from .run import bind_compiled
-
         made = bound = None
         with lookup.computing() as waited:
             found = lookup.find()
@@ -214,6 +212,8 @@ class GraphJob:
                     if not is_refusal(error):
                         raise
         if made is not None:
+            from .run import bind_compiled  # with all that compiles: those that wait do without
+
             self._collectives = made[0].collectives()
             return bind_compiled(*made)
         if found is not None:

@@ -128,7 +128,10 @@ class Exchange:
     def finish(self) -> None:
         """Wait for the verdict. Raises :class:`RanksDisagree`."""
         if self.rank == 0:
-            self._decide(self._judge())
+            verdict = self._judge()
+            self._decide(verdict)
+            if not verdict:
+                self._forget()
         key = f"{self.prefix}/verdict"
         if not self._wait(key, self.deadline + _GRACE):
             raise RanksDisagree(f"{self._name(0)}, which compares, {self._silent()}")
@@ -175,6 +178,13 @@ class Exchange:
     def _post(self, answer: dict[str, Any]) -> None:
         with _store_errors():
             self.store.set(f"{self.prefix}/answer of {self.rank}", json.dumps(answer))
+
+    def _forget(self) -> None:
+        """Empty what all ranks have posted and nobody reads again; not every store can delete a key."""
+        with _store_errors():
+            for rank in range(len(self.names)):
+                self.store.set(f"{self.prefix}/rows of {rank}", "")
+                self.store.set(f"{self.prefix}/answer of {rank}", "")
 
     def _decide(self, verdict: str) -> None:
         with _store_errors():

@@ -83,6 +83,8 @@ def compile_for_ranks(
     same = ranks.versions()
     exchange.post_rows([*same, *(c.call for c in collectives)], [*same, *map(str, collectives)])
     exchange.finish()
+    if exchange.rank == 0:  # all ranks have loaded it
+        _store_of(exchange).delete("function")
     return function
 
 
@@ -98,7 +100,7 @@ def _name_of(group: Any) -> str | None:
 
 def _shared(exchange: ranks.Exchange, compiled: Callable[[], bytes]) -> bytes:
     """The block that the first rank gives to all; nothing, if it could not make one."""
-    store = DistributedStore(exchange.store, prefix=exchange.prefix)
+    store = _store_of(exchange)
     if exchange.rank == 0:
         data = b""
         try:
@@ -113,6 +115,10 @@ def _shared(exchange: ranks.Exchange, compiled: Callable[[], bytes]) -> bytes:
         exchange.finish()  # raises what the first rank says
         raise CompileError("the first rank compiled nothing")
     return data
+
+
+def _store_of(exchange: ranks.Exchange) -> DistributedStore:
+    return DistributedStore(exchange.store, prefix=exchange.prefix)
 
 
 def _compiled(
