@@ -628,7 +628,7 @@ def fuzz_ops(session: nox.Session) -> None:
 
 @session_without_pip
 def sweeps(session: nox.Session) -> None:
-    """Tests marked `sample`, with all parameters: drawn programs and large products, of which other sessions run some."""
+    """Tests marked `sample`, with all parameters: drawn programs and large products, of which others run some."""
     install_everything(session)
     share(session, "pytest", "triton")
     tests = (f"packages/{name}/tests" for name in PACKAGES)
