@@ -36,9 +36,12 @@ def _seeded() -> None:
 def guards_are_not_timed() -> Iterator[None]:
     """The frontend empties the processor's caches after each compile, to measure how long the guards take.
 
-    And it has the collector look through all objects that are young, a twentieth of the time that the tests take.
+    And it has the collector look through all objects that are young, a twentieth of the time that the tests take, and
+    writes its and the incumbent's settings as text for a log of all compiles, which is a hundredth.
     """
     with pytest.MonkeyPatch.context() as patch:
+        for settings in ("_get_dynamo_config_for_logging", "_scrubbed_inductor_config_for_logging"):
+            patch.setattr(f"torch._dynamo.utils.{settings}", lambda: None, raising=False)
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
         with torch._dynamo.config.patch(run_gc_after_compile=False):
             yield
