@@ -1,11 +1,12 @@
 """What every test of the repository starts from: the same random numbers, whatever ran before it."""
 
 import gc
+import hashlib
 import importlib.util
 import logging
 import sys
-from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,37 @@ def _seeded() -> None:
 def guards_are_not_timed() -> Iterator[None]:
     """The frontend empties the processor's caches after each compile, to measure how long the guards take.
 
-    And it has the collector look through all objects that are young, a twentieth of the time that the tests take.
+    And it has the collector look through all objects that are young, a twentieth of the time that the tests take, and
+    writes its and the incumbent's settings as text for a log of all compiles, which is a hundredth.
     """
     with pytest.MonkeyPatch.context() as patch:
+        for settings in ("_get_dynamo_config_for_logging", "_scrubbed_inductor_config_for_logging"):
+            patch.setattr(f"torch._dynamo.utils.{settings}", lambda: None, raising=False)
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
         with torch._dynamo.config.patch(run_gc_after_compile=False):
             yield
+
+
+@pytest.fixture(scope="session")
+def equal_kernels_are_compiled_once() -> Iterator[None]:
+    """LLVM makes the same object code of the same text for the same processor: the second time it is taken from before.
+
+    The text is made each time, and the code loaded. A third of what the CPU target's tests have LLVM compile they have
+    had compiled before: with other options, for other inputs, or when a cache was emptied.
+    """
+    from aotkit_inductor_lower.targets.cpu import generate
+
+    compile_text, made = generate.compile_text, dict[tuple[bytes, Any], bytes]()
+
+    def compile_once(text: str, target: Any) -> bytes:
+        key = hashlib.sha256(text.encode()).digest(), target
+        if key not in made:
+            made[key] = compile_text(text, target)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate, "compile_text", compile_once)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -88,14 +114,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seen, kept, left_out = Counter[str](), list[pytest.Item](), list[pytest.Item]()
+    """``sample(n)``: the first n parameters; ``sample(ways=n)``: see `_covering`."""
+    drawn = dict[str, list[pytest.Item]]()
     for item in items:
-        mark, function = item.get_closest_marker("sample"), item.nodeid.partition("[")[0]
-        seen[function] += 1
-        (left_out if mark is not None and seen[function] > mark.args[0] else kept).append(item)
-    items[:] = kept
+        if item.get_closest_marker("sample"):
+            drawn.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = set[pytest.Item]()
+    for cases in drawn.values():
+        mark = cases[0].get_closest_marker("sample")
+        assert mark is not None
+        kept.update(cases[: mark.args[0]] if mark.args else _covering(cases, mark.kwargs["ways"]))
+    left_out = [item for item in items if item.get_closest_marker("sample") and item not in kept]
     if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("sample") or item in kept]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _covering(cases: list[pytest.Item], ways: int) -> list[pytest.Item]:
+    """Few cases in which each combination occurs that any ``ways`` of the decorators `parametrize` have together.
+
+    With one way each value of each decorator occurs, with two each pair of values of any two decorators. The same cases
+    in every process: always the first of those that have most of what is missing.
+    """
+    of = {case: _combinations(case, ways) for case in cases}
+    missing, chosen = set[object]().union(*of.values()), list[pytest.Item]()
+    while missing:
+        best = max(cases, key=lambda case: len(of[case] & missing))
+        missing -= of[best]
+        chosen.append(best)
+    return chosen
+
+
+def _combinations(case: Any, ways: int) -> set[object]:
+    values = list(enumerate(case.callspec._idlist))  # what stands between the hyphens of its name
+    return set(combinations(values, min(ways, len(values))))
 
 
 def pytest_collection_finish() -> None:

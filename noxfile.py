@@ -38,6 +38,8 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["test"]
 nox.options.error_on_missing_interpreters = False
 
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # kept whatever the environment says: processes by the hundred read it
+
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 TEST_TOOLS = ("nox", "import-linter", "matplotlib", "rich")
 RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock", "jinja2")  # what our sources import beside torch
@@ -59,6 +61,9 @@ SHARED = {
     "twine": ("twine",),
     "docs": ("mkdocs", "mkdocs-material", "mkdocstrings[python]"),
 }
+
+#: Thousands of modules of which sessions import a few hundred: these become byte code when they are imported.
+LITTLE_OF_IT_IS_IMPORTED = ("transformers", "twine", "docs")
 
 #: The shared environment that has a pip: to install pip anew into each environment takes longer than all the rest.
 BUILD_TOOLS = ("hatchling",)
@@ -91,7 +96,10 @@ TEST_SESSIONS = (
 )
 
 #: Sessions that `nox -s system` runs side by side.
-SYSTEM_SESSIONS = ("system_tests", "emulated_kernels")
+SYSTEM_SESSIONS = ("emulated_kernels", "system_tests")
+
+#: Before which of `TEST_SESSIONS` they begin in `nox -s test -- --system`: by then docs and wheels have been built.
+SYSTEM_BEFORE = "types"
 
 #: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
 #: pass under each of them. A processor without AVX-512 has it neither in torch's own loops nor in oneDNN's; on the
@@ -149,7 +157,8 @@ def base_environment(session: nox.Session, name: str, requirements: tuple[str, .
                 session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *requirements, external=True)
             else:
                 session.run(sys.executable, "-m", "venv", "--without-pip", str(home), external=True)
-                pip(session, "install", "-q", "-c", CONSTRAINTS, *requirements, python=python)
+                compiled = ("--no-compile",) if name in LITTLE_OF_IT_IS_IMPORTED else ()
+                pip(session, "install", "-q", *compiled, "-c", CONSTRAINTS, *requirements, python=python)
             stamp.write_text(wanted)
     return home
 
@@ -203,10 +212,9 @@ def pytest(session: nox.Session, *arguments: str, workers: int = 0, **env: str) 
     """Run pytest from the repository root; the session's positional arguments come last.
 
     ``workers`` processes share the tests, unless there are positional arguments, which are for one who looks closely.
-    Byte code is kept whatever the environment says: many tests start Python again, which would compile 400 files. The
-    tests that took longest are listed at the end.
+    The tests that took longest are listed at the end.
     """
-    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "", **env}
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **env}
     parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 and not session.posargs else ()
     slowest = ("--durations=15", "--durations-min=4")
     command = ("python", "-m", "pytest", "-p", "no:cacheprovider", *slowest)
@@ -307,8 +315,16 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def test(session: nox.Session) -> None:
-    """Everything that runs without Debian packages and without a GPU, side by side; `-- --jobs 1` for one by one."""
-    session.run(sys.executable, "-m", "tools.side_by_side", *session.posargs, *TEST_SESSIONS, external=True)
+    """Everything that runs without Debian packages and without a GPU, side by side; `-- --jobs 1` for one by one.
+
+    `-- --system` adds the sessions of `nox -s system`: no processor waits for the end of one half.
+    """
+    options, names = list(session.posargs), TEST_SESSIONS
+    if "--system" in options:
+        options.remove("--system")
+        at = names.index(SYSTEM_BEFORE)
+        names = (*names[:at], *SYSTEM_SESSIONS, *names[at:])
+    session.run(sys.executable, "-m", "tools.side_by_side", *options, *names, external=True)
 
 
 @session_without_pip
@@ -436,10 +452,37 @@ def docs(session: nox.Session) -> None:
 
 def build_site(session: nox.Session) -> None:
     """Stage the pages and let mkdocs make the site of them."""
+    with one_at_a_time(ROOT / ".nox" / "site.lock"):
+        built_site(session)
+
+
+def kept_site(session: nox.Session) -> None:
+    """The same, where it has not been built of these files already, as by the session `docs` before."""
+    stamp = ROOT / "build" / "site.sha256"
+    with one_at_a_time(ROOT / ".nox" / "site.lock"):
+        if not stamp.is_file() or stamp.read_text() != site_digest():
+            built_site(session)
+
+
+def built_site(session: nox.Session) -> None:
+    """Build it, and say of which files it was."""
+    stamp, digest = ROOT / "build" / "site.sha256", site_digest()
+    stamp.unlink(missing_ok=True)
     session.run("python", "-m", "tools.build_docs")
     command = ("python", "-m", "mkdocs", "build", "--strict", "-q", "-f", "build/docs/mkdocs.yml")
     session.run(*command, env={"NO_MKDOCS_2_WARNING": "1"})
+    stamp.write_text(digest)
     session.log("the site is in build/site")
+
+
+def site_digest() -> str:
+    """Of the files that the site is made of: the pages, and all that packages and tools could add to them."""
+    folders = [ROOT / "docs", ROOT / "packages", ROOT / "tools"]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()] + [*ROOT.glob("*.md")]
+    digest = hashlib.sha256(Path(CONSTRAINTS).read_bytes())
+    for path in sorted(path for path in paths if "__pycache__" not in path.parts):
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 @session_without_pip
@@ -518,8 +561,14 @@ def integration(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def system(session: nox.Session) -> None:
     """What needs Debian packages, in two sessions side by side; `-- --jobs 1` for one after the other."""
-    session.run(sys.executable, "-m", "tools.system_packages", external=True)  # here, for apt has a lock
+    system_packages(session)
     session.run(sys.executable, "-m", "tools.side_by_side", *session.posargs, *SYSTEM_SESSIONS, external=True)
+
+
+def system_packages(session: nox.Session) -> None:
+    """Install what is missing, while no other session does: apt takes one at a time."""
+    with one_at_a_time(ROOT / ".nox" / "system-packages.lock"):
+        session.run(sys.executable, "-m", "tools.system_packages", external=True)
 
 
 @session_without_pip
@@ -527,8 +576,8 @@ def system_tests(session: nox.Session) -> None:
     """A real browser on the built site and on reports, a real Redis, and packages that run from C."""
     share(session, "pytest", "docs", "transformers")
     install_everything(session, "redis", "tlparse")
-    session.run("python", "-m", "tools.system_packages", external=True)
-    build_site(session)
+    system_packages(session)
+    kept_site(session)
     pytest(session, "tools/tests/system", "-m", "system")
 
 
@@ -537,7 +586,7 @@ def emulated_kernels(session: nox.Session) -> None:
     """Kernels for other processors under emulation."""
     share(session, "pytest")
     install_everything(session)
-    session.run("python", "-m", "tools.system_packages", external=True)
+    system_packages(session)
     emulate(session, "aarch64", EMULATED, "--every-kind")
     for level, names in EMULATED_LEVELS.items():
         emulate(session, level, names)
@@ -579,7 +628,7 @@ def fuzz_ops(session: nox.Session) -> None:
 
 @session_without_pip
 def sweeps(session: nox.Session) -> None:
-    """Tests marked `sample`, with all their parameters: drawn programs, of which other sessions run the first ones."""
+    """Tests marked `sample`, with all parameters: drawn programs and large products, of which others run some."""
     install_everything(session)
     share(session, "pytest", "triton")
     tests = (f"packages/{name}/tests" for name in PACKAGES)

@@ -1,7 +1,7 @@
 """Run nox sessions side by side: `python -m tools.side_by_side --jobs 2 lint types "test_package(cache)"`.
 
 A session writes to a file of its own under `build/sessions/`, which is printed in one piece when the session ends.
-After the last one comes a table with the result and the wall time of each. A failed session does not stop the others.
+After the last one comes a table with the result and the times of each. A failed session does not stop the others.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.workspace import ROOT
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 LOGS = ROOT / "build" / "sessions"
 
@@ -36,6 +41,7 @@ class Outcome:
     code: int
     seconds: float
     log: Path
+    used: float = 0.0  #: seconds of processors, its own and those of processes that it waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +82,9 @@ def run_sessions(
             while waiting and len(running) < jobs:
                 running.append(_start(waiting.pop(0), logs, command, jobs))
                 _give_way(running[-1].process, len(names) - len(waiting) - 1)
-            ended = [each for each in running if each.process.poll() is not None]
-            for each in ended:
-                running.remove(each)
-                yield Outcome(each.name, each.process.returncode, time.monotonic() - each.begun, each.log)
+            ended = [outcome for each in running if (outcome := _outcome(each))]
+            running = [each for each in running if each.process.returncode is None]
+            yield from ended
             if not ended:
                 time.sleep(0.1)
             if running and time.monotonic() - said >= pause:
@@ -105,6 +110,24 @@ def _start(name: str, logs: Path, command: Callable[[str], list[str]], jobs: int
     return _Running(name, process, time.monotonic(), log)
 
 
+def _outcome(running: _Running) -> Outcome | None:
+    """What became of a session, or nothing while it runs."""
+    before = processor_time()
+    code = running.process.poll()  # if it has ended, its time is now among that of our children
+    if code is None:
+        return None
+    wall = time.monotonic() - running.begun
+    return Outcome(running.name, code, wall, running.log, processor_time() - before)
+
+
+def processor_time() -> float:
+    """Seconds of processors that the processes have used that this one has waited for; 0 where nobody counts them."""
+    if resource is None:
+        return 0.0
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _give_way(process: subprocess.Popen[bytes], before: int) -> None:
     """A lower priority for a process and those that it will start, by how many sessions come before."""
     if hasattr(os, "setpriority"):
@@ -114,14 +137,16 @@ def _give_way(process: subprocess.Popen[bytes], before: int) -> None:
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> str:
-    """Result and wall time of each session, the longest first, and of all."""
+    """Result, wall time and processors' time of each session, the longest first, and of all."""
     width = max(len(outcome.name) for outcome in outcomes)
     lines = [
-        f"session {each.name:<{width}} {'passed' if each.code == 0 else 'FAILED'} in {clock(each.seconds)}"
+        f"session {each.name:<{width}} {'passed' if each.code == 0 else 'FAILED'} in {clock(each.seconds)}, "
+        f"{clock(each.used)} of a processor"
         for each in sorted(outcomes, key=lambda each: -each.seconds)
     ]
     failed = sum(each.code != 0 for each in outcomes)
-    lines.append(f"{len(outcomes)} sessions, {failed} failed, in {clock(seconds)}")
+    used = sum(each.used for each in outcomes)
+    lines.append(f"{len(outcomes)} sessions, {failed} failed, in {clock(seconds)}, {clock(used)} of a processor")
     return "\n".join(lines)
 
 

@@ -33,7 +33,9 @@ from typing import Any
 COMPILER = (
     *("torch._dynamo", "torch._dynamo.precompile_context", "torch._dynamo.repro.after_dynamo"),
     *("torch._dynamo.backends.inductor", "torch._inductor.compiler_bisector"),
-    "torch._functorch._aot_autograd.graph_compile",
+    *("torch._functorch._aot_autograd.graph_compile", "torch._inductor.sizevars", "torch.export._trace"),
+    *("torch.nn.attention.flex_attention", "torch.distributed.tensor.experimental._attention"),
+    *("torch._dynamo.backends.distributed", "torch._dynamo.dce_extra_outputs", "torch._subclasses.schema_check_mode"),
     *("aotkit.backend", "aotkit.artifact.lookup", "aotkit.driver.graph_compiler", "aotkit.driver.bind"),
     *("aotkit.frontend.fake_calls", "aotkit_inductor_lower.driver"),
     *("aotkit_inductor_lower.targets.cpu.generate", "aotkit_inductor_lower.targets.cpu.load"),

@@ -1,7 +1,9 @@
-"""Of a test marked `sample` the first parameters run, all with `--whole`; other tests are whole."""
+"""Of a test marked `sample` a part of the parameters runs, all with `--whole`; other tests are whole."""
 
 from __future__ import annotations
 
+import itertools
+import re
 import subprocess
 import sys
 
@@ -32,3 +34,32 @@ def test_the_first_parameters_run(options: list[str], passed: int) -> None:
     finally:
         file.unlink()
     assert f"{passed} passed" in done.stdout, done.stdout
+
+
+PRODUCT = """
+import pytest
+
+@pytest.mark.sample(ways={ways})
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize(("b", "with_b"), [(0, "x"), (1, "y"), (2, "z")], ids=str)
+@pytest.mark.parametrize("c", [0, 1])
+def test_product(a, b, with_b, c):
+    print("ran", a, b, c)
+"""
+
+
+@pytest.mark.parametrize(("ways", "most"), [(1, 4), (2, 15)])
+def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways: int, most: int) -> None:
+    file = ROOT / "build" / f"test_product_{ways}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(PRODUCT.format(ways=ways))
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(file)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    finally:
+        file.unlink()
+    ran = [tuple(map(int, case)) for case in re.findall(r"ran (\d) (\d) (\d)", done.stdout)]
+    assert len(set(ran)) == len(ran) <= most, done.stdout
+    for axes in itertools.combinations(range(3), ways):
+        values = itertools.product(*(range((4, 3, 2)[axis]) for axis in axes))
+        assert {tuple(case[axis] for axis in axes) for case in ran} == set(values)

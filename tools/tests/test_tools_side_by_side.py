@@ -47,6 +47,16 @@ def test_a_session_gives_way_to_those_before_it(tmp_path: Path) -> None:
     assert priorities == {"a": here, "b": min(here + 1, 19), "c": min(here + 2, 19)}
 
 
+@pytest.mark.skipif(side_by_side.resource is None, reason="this system does not count what processes use")
+def test_a_session_has_the_processors_time_that_it_and_its_processes_used(tmp_path: Path) -> None:
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    inside = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}], check=True)"
+    programs = {"idle": "import time; time.sleep(1)", "busy": inside}
+    ended = run_sessions(["idle", "busy"], 2, tmp_path, lambda name: [sys.executable, "-c", programs[name]])
+    used = {each.name: each.used for each in ended}
+    assert used["idle"] < 0.5 <= used["busy"]
+
+
 def test_a_failure_is_kept_and_stops_no_other(tmp_path: Path, command) -> None:
     bad, good = run_sessions(["bad(one)", "good"], 1, tmp_path, command)
     assert (bad.code, good.code) == (3, 0)
@@ -78,10 +88,10 @@ def test_the_command_prints_logs_and_times_and_fails_with_a_session(
 
 
 def test_the_longest_session_comes_first_in_the_table(tmp_path: Path) -> None:
-    lines = table([Outcome("a", 0, 1.4, tmp_path), Outcome("bb", 1, 754.0, tmp_path)], 755.0).splitlines()
-    assert lines == [
-        "session bb FAILED in 12 min 34 s",
-        "session a  passed in  0 min 01 s",
-        "2 sessions, 1 failed, in 12 min 35 s",
+    outcomes = [Outcome("a", 0, 1.4, tmp_path, 0.6), Outcome("bb", 1, 754.0, tmp_path, 1000.0)]
+    assert table(outcomes, 755.0).splitlines() == [
+        "session bb FAILED in 12 min 34 s, 16 min 40 s of a processor",
+        "session a  passed in  0 min 01 s,  0 min 01 s of a processor",
+        "2 sessions, 1 failed, in 12 min 35 s, 16 min 41 s of a processor",
     ]
     assert clock(59.7) == " 1 min 00 s"

@@ -16,7 +16,9 @@ import aotkit
 
 
 @pytest.fixture(autouse=True)
-def _verify_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_timed: None) -> Iterator[None]:
+def _verify_mode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_timed: None, equal_kernels_are_compiled_once: None
+) -> Iterator[None]:
     monkeypatch.setenv("AOTKIT_VERIFY", "1")
     monkeypatch.setenv("AOTKIT_CACHE_DIR", str(tmp_path / "cache"))
     torch._dynamo.reset()

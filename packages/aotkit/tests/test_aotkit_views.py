@@ -174,6 +174,7 @@ CUSTOM: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.covers("F1.35")
 @pytest.mark.parametrize("function", [Flattened, Itself, Returned])
 @pytest.mark.parametrize("use", CUSTOM)

@@ -23,6 +23,11 @@ from aotkit_inductor_lower import (
 from aotkit_inductor_lower.ops.fixups import FIX_UP_ROWS
 
 
+@pytest.fixture(autouse=True)
+def _compiled_once(equal_kernels_are_compiled_once: None) -> None:
+    """For all tests of this package."""
+
+
 @dataclass(frozen=True)
 class Checked:
     """A function that passed: its compiled graph."""

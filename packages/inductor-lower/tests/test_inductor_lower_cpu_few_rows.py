@@ -124,6 +124,7 @@ def with_zeros(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.T
     return x @ ((w.to(x.dtype) - 3) * scale.unsqueeze(1)).t()
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("f", [dequantized, scaled_after, with_zeros], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8, 20])

@@ -43,6 +43,7 @@ def test_every_so_many_th_element(dtype: torch.dtype, processor: str | None) -> 
             assert torch.equal(run(torch.logical_not, x, processor), ~x.bool()), (space, count)
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 @pytest.mark.parametrize("pad", (0, 1))

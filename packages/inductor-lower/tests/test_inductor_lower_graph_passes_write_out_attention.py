@@ -186,6 +186,7 @@ def steps_seen(mode: str) -> Program:
     return f
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("mode", ["float", "added"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -76,6 +76,7 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("make", [numbers, sliced, transposed, broadcast], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("name", CALLS)

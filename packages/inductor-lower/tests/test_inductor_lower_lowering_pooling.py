@@ -135,6 +135,7 @@ def kept(images, mode, padding):
     return [images[["zeros", "border", "reflection"].index(padding)]] if mode == "bicubic" else images
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
@@ -155,6 +156,7 @@ def test_places_outside_of_an_image_do_not_see_its_first_pixel(mode, padding, co
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])

@@ -288,6 +288,7 @@ def test_equal_doubles_have_no_variance_and_their_mean_is_each_of_them(check, va
     torch.testing.assert_close(got[0], want[0], rtol=1e-13, atol=0)
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("length", [3, 768, 5456, 100_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -77,6 +77,7 @@ def assert_near(got: torch.Tensor, want: torch.Tensor, true: torch.Tensor) -> No
     assert off <= 3 * (eager + (1e-14 if want.dtype is torch.float64 else 2e-6))
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -68,8 +68,9 @@ def ensure_llvm() -> None:
         _initialise()
 
 
+@functools.cache
 def host_processor() -> tuple[str, str, str]:
-    """Triple, name and features of the processor that this process runs on, as LLVM has them."""
+    """Triple, name and features of the processor that this process runs on, as LLVM has them; asked once."""
     ensure_llvm()
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
