@@ -6,6 +6,7 @@ python -m tools.bench.decode --huge-pages           weights, and the tensor that
 python -m tools.bench.decode --formats int8 --inductor
 python -m tools.bench.decode --saved                the saved step as well, which runs without Dynamo's guards
 python -m tools.bench.decode --openvino             OpenVINO's time as well, where it is installed
+python -m tools.bench.decode --llama-cpp            llama.cpp's time as well, where it and gguf are installed
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
 python -m tools.bench.decode --prefill              512 tokens at once, and the perplexity of a random text
@@ -43,6 +44,7 @@ import aotkit
 from aotkit import huge_pages
 from aotkit_inductor_lower import LowerOptions, compile_graph
 from aotkit_inductor_lower.memory.huge_pages import move_to_huge_pages
+from tools.bench import decode_llama_cpp
 from tools.bench.__main__ import machine
 from tools.bench.chains import keep_freed_memory, median_ratio
 from tools.bench.decode_rivals import OpenVinoStep, is_installed
@@ -154,6 +156,11 @@ def make_model(form: str, layers: int = 6, words: int = 16000) -> nn.Module:
     return model if layer is None else quantize(model, layer)
 
 
+def prompt_words() -> list[int]:
+    """What every way has read before the first token."""
+    return [place * 37 % 1000 for place in range(PROMPT)]
+
+
 @dataclass(slots=True)
 class Decoder:
     """One way to run a model, its cache, and the seconds that each token took."""
@@ -170,8 +177,7 @@ class Decoder:
         from transformers import StaticCache
 
         self.cache = StaticCache(config=self.model.config, max_cache_len=LENGTH)
-        places = torch.arange(PROMPT)
-        words = (places * 37 % 1000)[None]
+        places, words = torch.arange(PROMPT), torch.tensor([prompt_words()])
         logits = self.model(words, past_key_values=self.cache, cache_position=places).logits
         self.tokens.append(int(logits[0, -1].argmax()))
 
@@ -234,6 +240,8 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
         calls["aotkit, saved"] = model
     if chosen.openvino:
         calls["OpenVINO"] = model  # until there is a cache with the prompt in it
+    if chosen.llama_cpp and form in decode_llama_cpp.TYPES:
+        calls["llama.cpp"] = model
     ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
     memory, reading = torch.ones(READ // 4), []
     if chosen.huge_pages:
@@ -243,7 +251,9 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
         way.prefill()
         if way is ways.get("aotkit, saved"):
             way.call = SavedStep(model, way.cache)
-        elif way.call is model and way is not ways["eager"]:
+        elif way is ways.get("llama.cpp"):
+            way.call = decode_llama_cpp.LlamaCppStep(model, form, prompt_words(), LENGTH, chosen.threads)
+        elif way is ways.get("OpenVINO"):
             way.call = OpenVinoStep(model, way.cache, chosen.threads, dynamic=form == "int8 dynamic")
         for _ in range(2):
             way.token()  # compiles
@@ -438,6 +448,7 @@ def main() -> int:
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--openvino", action="store_true")
+    parser.add_argument("--llama-cpp", action="store_true")
     parser.add_argument("--saved", action="store_true")
     parser.add_argument("--resident", action="store_true")
     parser.add_argument("--resident-row", choices=list(FORMATS), help=argparse.SUPPRESS)
@@ -447,6 +458,8 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.openvino and not is_installed():
         parser.error("OpenVINO is not installed")
+    if chosen.llama_cpp and not decode_llama_cpp.is_installed():
+        parser.error("llama-cpp-python and gguf are not installed")
     torch.set_num_threads(chosen.threads)
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
     if not (chosen.resident or chosen.resident_row):

@@ -33,6 +33,8 @@ class OpenVinoStep:
     """
 
     def __init__(self, model: Any, cache: Any, threads: int, *, dynamic: bool = False) -> None:
+        if not is_installed():
+            raise RuntimeError("OpenVINO's step needs the package openvino, which is not installed")
         import openvino
 
         precision = "bf16" if model.model.embed_tokens.weight.dtype is torch.bfloat16 else "f32"

@@ -28,6 +28,8 @@ from aotkit_inductor_lower.targets.cpu.choose import choose_form
 from aotkit_inductor_lower.targets.cpu.choose_few_rows import FEW_ROWS, LEAST
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import Machine, processor_machine
+from aotkit_inductor_lower.targets.cpu.render import few_rows_along_sums
+from aotkit_inductor_lower.targets.cpu.render.emitter import Ssa
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 
@@ -328,3 +330,30 @@ def test_what_a_condition_hides_is_not_read(rows: int, transposed: bool, sites: 
             got, want = made([some, w, seen])[0], f(some, w, seen)
             assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf())
     assert len(sites) >= 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_columns_that_lie_apart_are_each_summed_once(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on AMD's processors: for all numbers of columns that a strip may end with."""
+    written: list[bool] = []
+    original = few_rows_along_sums.FewRowsAlongSums.sum_strip
+
+    def sum_strip(self: few_rows_along_sums.FewRowsAlongSums, first: Ssa, end: Ssa) -> None:
+        written.append(self.spread)
+        original(self, first, end)
+
+    monkeypatch.setattr(few_rows_along_sums, "AMD", (host_machine().cpu,))
+    monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
+    for columns in (16, 17, 18, 19, 63, 64, 65, 67, 130):
+        x, w = torch.randn(rows, 200).to(dtype), torch.randn(columns, 200).to(dtype)
+        true, bound = x.double() @ w.double().t(), x.double().abs() @ w.double().abs().t() * 2**-20
+        graph = make_fx(lambda x, w: x @ w.t(), tracing_mode="fake")(x, w)
+        made = compile_graph(graph, options=LowerOptions(contractions="generated"))
+        assert isinstance(made, CompiledGraph)
+        (got,) = bind_program(made.compiled, made.constants, redzones=True)([x, w])
+        rounding = 0 if dtype is torch.float32 else true.abs() * 2**-8
+        assert ((got.double() - true).abs() <= bound + rounding).all(), columns
+    assert written and all(written)

@@ -6,9 +6,6 @@ Note [Pairs of halves]
     widening takes two for half as many. So even and odd steps of the sum are added up apart, and the left factor is
     copied with the even steps of each pair of vectors before its odd ones. All of it is exact, as a product of two
     bfloat16 is in float32, and so are subnormal numbers, which instructions for bfloat16 take for 0.
-
-    On AMD's processors columns are read one after the other, up to :data:`MOST_IN_ORDER` rows: four at once take 1.4
-    to 2.8 times as long (1024 and 2816 numbers summed, 1024 to 32000 columns, Zen 4).
 """
 
 from __future__ import annotations
@@ -19,19 +16,16 @@ from ....ir import Compute, DType, Instr, Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
 from ....symbolic import Symbol
-from ..choose_few_rows import AMD
 from ..machine import Machine
 from ..products import computed_by
 from .body import emit_body
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
-from .few_rows_along_sums import FewRowsAlongSums
+from .few_rows_along_sums import AHEAD_APART, FewRowsAlongSums
 
 __all__ = ["FewRowsOfHalves", "halves_of"]
 
 UPPER = -(1 << 16)  # the bits of a word's second number
-AHEAD_IN_ORDER = 1 << 11  # bytes
-MOST_IN_ORDER = 4  # rows
 
 
 def halves_of(kernel: Kernel, site: FewRowsSite) -> Load | None:
@@ -60,11 +54,11 @@ class FewRowsOfHalves(FewRowsAlongSums):
         super().__init__(kernel, site, target, declarations)
         self.halves = halves
         self.pair = 2 * self.across
-        if target.cpu in AMD and self.count <= MOST_IN_ORDER:
-            self.group, self.ahead = 1, AHEAD_IN_ORDER
-        else:
-            self.group = max(1, min(4, 3 * self.registers // 8 // self.count))
+        self.group = max(1, min(4, 3 * self.registers // 8 // self.count))
         self.vectors = max(2, self.registers // 2 // self.count // self.group // 2 * 2)  # even and odd ones
+        if self.spread:
+            self.ahead = AHEAD_APART if self.count == 1 else 2 * AHEAD_APART
+            self.group = min(self.group, 2) if self.count == 1 else self.group  # four are slower in huge pages
         self.tail_step = self.pair
         self.words = vector_type("i32", self.across)
 
@@ -116,7 +110,7 @@ class FewRowsOfHalves(FewRowsAlongSums):
         em, result = self.em, list(values)
         vectors = self.vectors if end is None else 2
         for column in range(columns):
-            self.ctx.symbols[self.columns] = em.add(at, imm(column))
+            self.ctx.symbols[self.columns] = self.column(at, column)
             if end is None:
                 self.enter(None, Vector(self.inner, k, self.across, vectors), k)
                 self._prefetch(vectors)
