@@ -98,9 +98,6 @@ TEST_SESSIONS = (
 #: Sessions that `nox -s system` runs side by side.
 SYSTEM_SESSIONS = ("emulated_kernels", "system_tests")
 
-#: Before which of `TEST_SESSIONS` they begin in `nox -s test -- --system`: by then docs and wheels have been built.
-SYSTEM_BEFORE = "types"
-
 #: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
 #: pass under each of them. A processor without AVX-512 has it neither in torch's own loops nor in oneDNN's; on the
 #: oldest ones MKL, too, is left with the code that runs everywhere.
@@ -315,16 +312,8 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def test(session: nox.Session) -> None:
-    """Everything that runs without Debian packages and without a GPU, side by side; `-- --jobs 1` for one by one.
-
-    `-- --system` adds the sessions of `nox -s system`: no processor waits for the end of one half.
-    """
-    options, names = list(session.posargs), TEST_SESSIONS
-    if "--system" in options:
-        options.remove("--system")
-        at = names.index(SYSTEM_BEFORE)
-        names = (*names[:at], *SYSTEM_SESSIONS, *names[at:])
-    session.run(sys.executable, "-m", "tools.side_by_side", *options, *names, external=True)
+    """Everything that runs without Debian packages and without a GPU, side by side; `-- --jobs 1` for one by one."""
+    session.run(sys.executable, "-m", "tools.side_by_side", *session.posargs, *TEST_SESSIONS, external=True)
 
 
 @session_without_pip
