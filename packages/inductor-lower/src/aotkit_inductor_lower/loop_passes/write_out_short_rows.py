@@ -80,6 +80,8 @@ def _iterations(stage: Stage) -> Iterator[dict[Symbol, Expr]]:
 
 def _fits(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
     """Whether all rows of a nest are short, of elements that lie apart, with neighbours of theirs beside them."""
+    if not set(nest.reads).isdisjoint(nest.writes):
+        return False  # an element may be loaded before and after it is stored, which a builder takes for one value
     rows = [stage for stage in nest.stages if stage.ranges]
     counts = [_length(stage) for stage in rows]
     if not rows or any(count is None for count in counts):
