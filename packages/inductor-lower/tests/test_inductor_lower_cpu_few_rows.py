@@ -332,6 +332,13 @@ def test_what_a_condition_hides_is_not_read(rows: int, transposed: bool, sites: 
     assert len(sites) >= 5
 
 
+class AnyProcessor:
+    """Has all processors in it, also one that is emulated."""
+
+    def __contains__(self, cpu: object) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_columns_that_lie_apart_are_each_summed_once(
@@ -345,7 +352,7 @@ def test_columns_that_lie_apart_are_each_summed_once(
         written.append(self.spread)
         original(self, first, end)
 
-    monkeypatch.setattr(few_rows_along_sums, "AMD", (host_machine().cpu,))
+    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
     monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
     for columns in (16, 17, 18, 19, 63, 64, 65, 67, 130):
         x, w = torch.randn(rows, 200).to(dtype), torch.randn(columns, 200).to(dtype)
