@@ -31,6 +31,7 @@ __all__ = [
     "PassContext",
     "check_disabled",
     "check_order",
+    "coalesces",
     "fuses",
     "in_order",
     "optional",
@@ -147,6 +148,11 @@ def _always(_ctx: PassContext) -> bool:
 def fuses(ctx: PassContext) -> bool:
     """``when`` of passes that are part of fusion."""
     return ctx.options.fuse
+
+
+def coalesces(ctx: PassContext) -> bool:
+    """``when`` of passes that are part of fusion where neighbouring threads should access neighbouring elements."""
+    return fuses(ctx) and ctx.target.capabilities.coalesces
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ..analysis.dependencies import Dependencies
 from ..analysis.nests import buffer_bytes, hint
 from ..ir import Buffer, BufferKind, Load, LoopNest, Program, Store
 from ..ir.walk import accesses, buffers_of, instructions, step_writes
-from ..passes import Decision, Pass, PassContext, fuses
+from ..passes import Decision, Pass, PassContext, coalesces
 from ..symbolic import Expr, SymbolKind, contiguous_strides
 
 __all__ = ["PASS", "lay_out_temporaries"]
@@ -109,14 +109,10 @@ def _strides(sizes: tuple[Expr, ...], innermost: int) -> tuple[Expr, ...]:
     return tuple(packed[order.index(dim)] for dim in range(len(sizes)))
 
 
-def _coalesces(ctx: PassContext) -> bool:
-    return fuses(ctx) and ctx.target.capabilities.coalesces
-
-
 PASS = Pass(
     "lay-out-temporaries",
     lay_out_temporaries,
     why="neighbouring threads load and store neighbours, also what only kernels see",
     after=("split-loops",),
-    when=_coalesces,
+    when=coalesces,
 )

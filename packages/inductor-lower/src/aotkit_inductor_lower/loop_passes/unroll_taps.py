@@ -27,7 +27,15 @@ from ..ir.builder import NestBuilder, Value
 from ..ir.walk import loads, with_buffers, without_single_iterations
 from ..symbolic import Expr, Symbol, sym, to_expr
 
-__all__ = ["MOST_TAPS", "own_masks", "sums_beside_each_other", "taps_of", "with_channels_together", "written_out"]
+__all__ = [
+    "MOST_TAPS",
+    "iterations",
+    "own_masks",
+    "sums_beside_each_other",
+    "taps_of",
+    "with_channels_together",
+    "written_out",
+]
 
 MOST_TAPS = 81
 MOST_SUMS = 9  # as many accumulators fit the registers
@@ -49,7 +57,7 @@ def written_out(product: Contraction) -> LoopNest:
     builder = NestBuilder(product.name, outer, product.origin)
     single = {Symbol(loop.symbol): to_expr(0) for loop in product.outer if loop.size == 1}
     total: Value | None = None
-    for taps in _iterations(product.reduced):
+    for taps in iterations(product.reduced):
         factors, mask = _factors(product, builder, single | taps)
         if total is None and mask is None:
             total = builder.op("mul_contract", *factors)
@@ -71,7 +79,7 @@ def sums_beside_each_other(product: Contraction) -> LoopNest:
     outer = tuple(loop for loop in product.outer if loop.size != 1 and loop not in beside)
     builder = NestBuilder(product.name, outer, product.origin)
     builder.begin_stage(product.reduced)
-    ways = [single | taps for taps in _iterations(beside)]
+    ways = [single | taps for taps in iterations(beside)]
     sums: list[Value] = []
     for env in ways:
         factors, mask = _factors(product, builder, env)
@@ -115,8 +123,8 @@ def own_masks(product: Contraction) -> list[str]:
     return [load.mask for load in own if load.mask is not None]
 
 
-def _iterations(loops: Sequence[Range]) -> Iterator[dict[Symbol, Expr]]:
-    """Where loops are at in each iteration, the last of them moving first."""
+def iterations(loops: Sequence[Range]) -> Iterator[dict[Symbol, Expr]]:
+    """Where loops of known sizes are at in each iteration, the last of them moving first."""
     for at in itertools.product(*(range(loop.size.constant or 0) for loop in loops)):
         yield {Symbol(loop.symbol): to_expr(k) for loop, k in zip(loops, at, strict=True)}
 

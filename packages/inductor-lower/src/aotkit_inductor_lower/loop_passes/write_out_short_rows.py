@@ -11,16 +11,16 @@ Note [Short rows written out]
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir import Buffer, Load, LoopNest, Program, Reduce, Stage, Step
 from ..ir.builder import NestBuilder, Value
 from ..ir.walk import buffers_of, computes, instructions, loads, reduces
 from ..ops.reductions import REDUCTIONS, identity
-from ..passes import Pass, PassContext, fuses
-from ..symbolic import Expr, Symbol, SymbolKind, to_expr
+from ..passes import Pass, PassContext, coalesces
+from ..symbolic import Expr, Symbol, SymbolKind
+from .unroll_taps import iterations, taps_of
 
 __all__ = ["PASS", "write_out_short_rows"]
 
@@ -49,7 +49,7 @@ def written_out(nest: LoopNest) -> LoopNest:
             builder.copy(stage.body, env, names)
             continue
         totals: dict[str, Value] = {}
-        for at in _iterations(stage):
+        for at in iterations(stage.ranges):
             own = dict(names)
             builder.copy([i for i in stage.body if not isinstance(i, Reduce)], {**env, **at}, own)
             for each in reduces(stage.body):
@@ -70,12 +70,6 @@ def _joined(builder: NestBuilder, each: Reduce, former: Value | None, value: Val
         return builder.op(op, *(a if isinstance(a, Value) else builder.const(a, each.dtype) for a in args))
 
     return kind.join(write, former, value, each.dtype)
-
-
-def _iterations(stage: Stage) -> Iterator[dict[Symbol, Expr]]:
-    sizes = [range(loop.size.constant or 0) for loop in stage.ranges]
-    for at in itertools.product(*sizes):
-        yield {Symbol(loop.symbol): to_expr(k) for loop, k in zip(stage.ranges, at, strict=True)}
 
 
 def _fits(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
@@ -100,12 +94,8 @@ def _fits(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
 
 def _length(stage: Stage) -> int | None:
     """The elements of a row, if they are known, several and few."""
-    count = 1
-    for loop in stage.ranges:
-        if loop.size.constant is None:
-            return None
-        count *= loop.size.constant
-    return count if 1 < count <= _LONGEST else None
+    count = taps_of(stage.ranges)
+    return count if count is not None and 1 < count <= _LONGEST else None
 
 
 def _beside(load: Load, buffer: Buffer) -> set[str]:
@@ -117,14 +107,10 @@ def _beside(load: Load, buffer: Buffer) -> set[str]:
     return found
 
 
-def _coalesces(ctx: PassContext) -> bool:
-    return fuses(ctx) and ctx.target.capabilities.coalesces
-
-
 PASS = Pass(
     "write-out-short-rows",
     write_out_short_rows,
     why="a thread sums a few elements that lie apart by itself",
     after=("inline-producers",),
-    when=_coalesces,
+    when=coalesces,
 )
