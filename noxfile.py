@@ -248,12 +248,18 @@ def build_wheels(session: nox.Session, names: tuple[str, ...]) -> list[Path]:
     return [kept_wheel(session, packages[name]) for name in names]
 
 
+def digest_of(*places: Path) -> str:
+    """Of all files there, in folders too, and of their names."""
+    found = [path for place in places for path in (place.rglob("*") if place.is_dir() else (place,))]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts):
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def kept_wheel(session: nox.Session, package: Package) -> Path:
     """The wheel of the checkout, built again only when a file of the package has changed."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in package.path.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        digest.update(f"{path.relative_to(package.path)} {path.stat().st_size}\n".encode() + path.read_bytes())
-    target = ROOT / "build" / "wheels" / f"{package.name}-{digest.hexdigest()[:16]}"
+    target = ROOT / "build" / "wheels" / f"{package.name}-{digest_of(package.path)[:16]}"
     with one_at_a_time(target.parent / f"{package.name}.lock"):
         if not target.is_dir():
             for old in target.parent.glob(f"{package.name}-{'[0-9a-f]' * 16}"):
@@ -439,39 +445,19 @@ def docs(session: nox.Session) -> None:
     build_site(session)
 
 
-def build_site(session: nox.Session) -> None:
-    """Stage the pages and let mkdocs make the site of them."""
+def build_site(session: nox.Session, *, again: bool = True) -> None:
+    """Stage the pages and let mkdocs make the site of them; not ``again`` if it was made of these files before."""
+    stamp, folders = ROOT / "build" / "site.sha256", (ROOT / "docs", ROOT / "packages", ROOT / "tools")
     with one_at_a_time(ROOT / ".nox" / "site.lock"):
-        built_site(session)
-
-
-def kept_site(session: nox.Session) -> None:
-    """The same, where it has not been built of these files already, as by the session `docs` before."""
-    stamp = ROOT / "build" / "site.sha256"
-    with one_at_a_time(ROOT / ".nox" / "site.lock"):
-        if not stamp.is_file() or stamp.read_text() != site_digest():
-            built_site(session)
-
-
-def built_site(session: nox.Session) -> None:
-    """Build it, and say of which files it was."""
-    stamp, digest = ROOT / "build" / "site.sha256", site_digest()
-    stamp.unlink(missing_ok=True)
-    session.run("python", "-m", "tools.build_docs")
-    command = ("python", "-m", "mkdocs", "build", "--strict", "-q", "-f", "build/docs/mkdocs.yml")
-    session.run(*command, env={"NO_MKDOCS_2_WARNING": "1"})
-    stamp.write_text(digest)
-    session.log("the site is in build/site")
-
-
-def site_digest() -> str:
-    """Of the files that the site is made of: the pages, and all that packages and tools could add to them."""
-    folders = [ROOT / "docs", ROOT / "packages", ROOT / "tools"]
-    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()] + [*ROOT.glob("*.md")]
-    digest = hashlib.sha256(Path(CONSTRAINTS).read_bytes())
-    for path in sorted(path for path in paths if "__pycache__" not in path.parts):
-        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return digest.hexdigest()
+        digest = digest_of(*folders, *ROOT.glob("*.md"))
+        if not again and stamp.is_file() and stamp.read_text() == digest:
+            return
+        stamp.unlink(missing_ok=True)
+        session.run("python", "-m", "tools.build_docs")
+        command = ("python", "-m", "mkdocs", "build", "--strict", "-q", "-f", "build/docs/mkdocs.yml")
+        session.run(*command, env={"NO_MKDOCS_2_WARNING": "1"})
+        stamp.write_text(digest)
+        session.log("the site is in build/site")
 
 
 @session_without_pip
@@ -566,7 +552,7 @@ def system_tests(session: nox.Session) -> None:
     share(session, "pytest", "docs", "transformers")
     install_everything(session, "redis", "tlparse")
     system_packages(session)
-    kept_site(session)
+    build_site(session, again=False)  # the session `docs` may have done it
     pytest(session, "tools/tests/system", "-m", "system")
 
 
