@@ -67,7 +67,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "memory.huge_pages",
         "targets.cpu",
     ),
-    "cudagraphs": ("drivers", "split", "trees"),
+    "cudagraphs": ("drivers", "plan", "split", "trees"),
     "cache": ("sealed", "stores"),
     "aotkit": ("attention", "huge_pages", "hugging_face", "link", "saved", "staged"),
 }

@@ -408,11 +408,3 @@ def test_a_frozen_package_keeps_buffers_that_are_written_and_tied_weights(tmp_pa
         with torch.no_grad():
             torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
     assert loaded.weights["calls"].item() == 2
-
-
-def test_recordings_of_cuda_graphs_stay_in_their_process(tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match="'cudagraphs' is for graphs of one process: recordings hold its addresses"):
-        aotkit.aot_compile(
-            Normed(), (torch.randn(2, 3, 8, 8),), tmp_path / "x", options=aotkit.Options(cudagraphs=True)
-        )
-    assert list(tmp_path.iterdir()) == []

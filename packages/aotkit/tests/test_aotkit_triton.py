@@ -232,6 +232,24 @@ def test_on_a_device_a_training_step_is_eagers_cold_and_warm(monkeypatch: pytest
 
 
 @pytest.mark.gpu
+def test_on_a_device_recordings_are_made_of_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    options = aotkit.Options(fallback="error", cudagraphs=True)
+    for attempt in range(2):
+        torch._dynamo.reset()
+        recorder = aotkit.Recorder()
+        (ours, x), (theirs, _) = model_and_input(), model_and_input()
+        ours.cuda(), theirs.cuda()
+        run = torch.compile(ours, backend=aotkit.make_backend(options, recorder))
+        for _ in range(4):
+            ours.zero_grad(), theirs.zero_grad()
+            got, expected = trained(ours, run, x.cuda()), trained(theirs, theirs, x.cuda())
+            for name, value in expected.items():
+                torch.testing.assert_close(got[name], value)
+        assert any(name == "cache.loaded" for name, _ in recorder.events) == bool(attempt)
+
+
+@pytest.mark.gpu
 def test_on_a_device_streams_misaligned_inputs_and_numbers_on_the_cpu_are_as_in_eager() -> None:
     def f(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         x.mul_(2)

@@ -185,6 +185,7 @@ def _compile_to_save(
     recorder.event("compile.begin", {"graph": name, "compile_id": number})
     try:
         with watched(name, recorder):
+            job.note_static(example_inputs, attributes)
             return SavedByTorch(complete_graph(job, gm, example_inputs, attributes))
     except CompileError:
         raise

@@ -33,16 +33,16 @@ from .guards import Names
 from .records import ARTIFACT_FORMAT
 from .torch_state import cuda_capabilities, torch_state
 
-__all__ = ["describe_inputs", "graph_key", "graph_lines"]
+__all__ = ["describe_inputs", "graph_key", "graph_lines", "sources_digest"]
 
-_OUR_PACKAGES = [
+_OUR_PACKAGES = (
     "aotkit",
     "aotkit_functionalize",
     "aotkit_aot_trace",
     "aotkit_partition",
     "aotkit_runtime_wrappers",
     "aotkit_inductor_lower",
-]
+)
 # Options that change no result.
 _NOT_OUTPUT = frozenset({"cache", "compare_ranks", "fallback", "rank_timeout", "share_compiles", "verify"})
 
@@ -324,11 +324,11 @@ def graph_key(
     }
 
 
-@lru_cache(maxsize=1)
-def sources_digest() -> str:
-    """Digest of the sources of everything that decides what a graph becomes; see ``generator_digest`` for why."""
+@lru_cache(maxsize=2)
+def sources_digest(packages: tuple[str, ...] = _OUR_PACKAGES) -> str:
+    """Digest of the sources of what decides what a graph becomes; see ``generator_digest`` for why."""
     digest = hashlib.sha256()
-    for name in _OUR_PACKAGES:
+    for name in packages:
         found = importlib.util.find_spec(name)
         assert found is not None and found.submodule_search_locations is not None
         _add_sources(next(iter(found.submodule_search_locations)), digest)

@@ -140,25 +140,21 @@ def prepare_lookup(
     recorder: Recorder,
     name: str,
     frozen: FrozenArguments | None = None,
-    passes: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Lookup:
-    """The key of ``gm`` for ``args``: the graph's inputs and then the tensors that it holds. ``passes``: what names
-    the passes of the user's.
+    """The key of ``gm`` for ``args``: the graph's inputs and then the tensors that it holds. ``more``: of the key.
 
     Raises :class:`Uncacheable` if there is none.
     """
     context = TracingContext.try_get()
     if context is not None and (context.fakify_first_call or context.output_strides is not None):
         raise Uncacheable("Dynamo asks for fake results or strides of the compiled graph")
-    if options.cudagraphs:
-        raise Uncacheable("recordings of CUDA graphs belong to one process")
     names = Names()
     twins = symbolic_twins(args, gm, context)
     parts = graph_key(gm, args, twins, options, names)
     if frozen is not None:
         parts["frozen"] = frozen.digests()
-    if passes is not None:
-        parts["passes"] = passes
+    parts.update(more or {})
     shape_env = None
     if names.numbers:
         shape_env = next(iter(names.values.values())).node.shape_env if names.values else None

@@ -7,9 +7,8 @@ Note [What is loaded]
 
 Note [What can't be stored]
     A compile gives an artifact whatever is compiled, but not all of it is data: code of a caller's own compiler,
-    calls between parts of a graph that no other process finds by a name, recordings of CUDA graphs. Such code is
-    :class:`LiveCode`, and an artifact that holds some is bound like any other but not written
-    (:meth:`Artifact.unstorable`).
+    calls between parts of a graph that no other process finds by a name. Such code is :class:`LiveCode`, and an
+    artifact that holds some is bound like any other but not written (:meth:`Artifact.unstorable`).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from aotkit_runtime_wrappers import WrapperPlan
 
 from ..frontend.written_out_regions import calls_regions, write_out_regions
 from .collectives import Collective, collectives_of
+from .recorded import RecordedGraph
 from .tensors import bytes_of, tensor_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
 
-ARTIFACT_FORMAT = 9
+ARTIFACT_FORMAT = 10
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -81,13 +81,13 @@ class CompiledGraph:
     """One compiled graph.
 
     Attributes:
-        code: a compiled program of inductor-lower, in parts or not; its JSON text, which is read when it is bound; or
-            live code.
+        code: a compiled program of inductor-lower, in parts or not; its JSON text, which is read when it is bound;
+            parts that are recorded; or live code.
         constants: by name, the tensors that the graph holds; of those that are frozen arguments as they are, the
             positions among the user's arguments.
         detaches: an operator asks whether its arguments require grad, so they are detached before each call.
         checked: names of custom operators that are looked at in the first call.
-        report: the lowering's, or a :class:`StoredReport`; ``None`` for live code.
+        report: the lowering's, or a :class:`StoredReport`; ``None`` for live code and where parts have their own.
         collectives: what the graph asks of other ranks, in order; see :mod:`.collectives`.
     """
 
@@ -107,35 +107,48 @@ class CompiledGraph:
         """Why this can't be written, or ``None``."""
         if isinstance(self.code, LiveCode):
             return self.code.reason
+        if isinstance(self.code, RecordedGraph):
+            found = next(filter(None, (part.unstorable() for part in self.code.parts)), None)
+            if found is not None:
+                return found
         kept = self.tensors.values()
         if not all(type(t) is torch.Tensor and t.device.type in _DEVICES and t.layout is torch.strided for t in kept):
             return "the graph holds a constant that is no plain tensor on the CPU or on CUDA"
         size = sum(t.untyped_storage().nbytes() for t in kept)
         return f"the graph holds {size} bytes of constants" if size > _MOST_CONSTANT_BYTES else None
 
+    def reports(self, name: str) -> list[tuple[str, Any]]:
+        """The lowering's report with the ``name`` of the graph; of one that is recorded, those of its parts."""
+        return [*self.code.reports(name)] if isinstance(self.code, RecordedGraph) else [(name, self.report)]
+
     def program_text(self) -> str:
-        """The program as JSON text."""
+        """The program as JSON text; not of what is live or recorded."""
         return self.code if isinstance(self.code, str) else program_to_json(self.code)
 
     def program(self) -> CompiledProgram | PartitionedProgram:
-        """The program, read if it is there as text; not of live code."""
-        assert not isinstance(self.code, LiveCode)
+        """The program, read if it is there as text; not of what is live or recorded."""
+        assert not isinstance(self.code, LiveCode | RecordedGraph)
         return program_from_json(self.code) if isinstance(self.code, str) else self.code
 
     def to_sections(self, name: str) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Named bytes and JSON metadata; names begin with ``name``."""
-        sections = {name: self.program_text().encode()}
+        meta: dict[str, Any] = {}
+        if isinstance(self.code, RecordedGraph):
+            sections, meta["recorded"] = self.code.to_sections(name)
+        else:
+            sections = {name: self.program_text().encode()}
+            report = self.report.to_json()
+            meta["report"] = report if "text" in report else {**report, "text": str(self.report)}
         described = []
         for number, (constant, value) in enumerate(self.tensors.items()):
             sections[f"{name}.constant{number}"] = bytes_of(value)
             described.append([constant, str(value.dtype), list(value.shape), list(value.stride()), str(value.device)])
-        report = self.report.to_json()
         return sections, {
+            **meta,
             "constants": described,
             "detaches": self.detaches,
             "checked": list(self.checked),
             "collectives": [[c.group, c.call, c.line] for c in self.collectives],
-            "report": report if "text" in report else {**report, "text": str(self.report)},
             "borrowed": {name: index for name, index in self.constants.items() if isinstance(index, int)},
         }
 
@@ -147,12 +160,13 @@ class CompiledGraph:
             for number, (constant, dtype, shape, stride, device) in enumerate(described["constants"])
         }
         constants.update(described["borrowed"])
+        recorded = described.get("recorded")
         return CompiledGraph(
-            sections[name].decode(),
+            sections[name].decode() if recorded is None else RecordedGraph.from_sections(name, sections, recorded),
             constants,
             described["detaches"],
             tuple(described["checked"]),
-            StoredReport(described["report"]),
+            StoredReport(described["report"]) if recorded is None else None,
             tuple(Collective(*row) for row in described["collectives"]),
         )
 

@@ -15,6 +15,7 @@ from aotkit_partition import Partition, dump_graph, load_graph
 from aotkit_partition.graph_text import graph_constants
 from aotkit_runtime_wrappers import WrapperPlan
 
+from .recorded import RecordedGraph
 from .records import Artifact, CompiledGraph, LiveCode
 
 __all__ = ["reread_artifact", "reread_compiled", "reread_graph", "reread_metadata", "reread_partition"]
@@ -37,7 +38,11 @@ def reread_partition(parts: Partition, joint: torch.fx.GraphModule) -> Partition
 
 def reread_compiled(graph: CompiledGraph) -> CompiledGraph:
     """A compiled graph, with the constants of this one: who holds them may write to them."""
-    return graph if isinstance(graph.code, LiveCode) else replace(graph, code=graph.program_text())
+    code = graph.code
+    if isinstance(code, RecordedGraph):
+        plan = _same(type(code.plan).from_json(code.plan.to_json()), code.plan, "plan of recordings")
+        return replace(graph, code=replace(code, plan=plan, parts=[reread_compiled(part) for part in code.parts]))
+    return graph if isinstance(code, LiveCode) else replace(graph, code=graph.program_text())
 
 
 def reread_artifact(artifact: Artifact) -> Artifact:

@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from aotkit_cache import ArtifactCache, CacheError, CacheKey, Transfer, explain, open_cache
 from aotkit_cache.stores import EntryStat
@@ -74,12 +75,18 @@ def rows(cache: ArtifactCache, progress: Progress = _silent) -> list[CacheRow]:
             continue
         kernels = 0
         for part in ("forward", "backward"):
-            described = entry.meta.get(part)
-            report = described.get("report") if isinstance(described, dict) else None
-            kernels += int(report.get("kernel_count", 0)) if isinstance(report, dict) else 0  # type: ignore[arg-type]
+            kernels += _kernels(entry.meta.get(part))
         found.append(CacheRow(stat, str(entry.meta.get("kind", "kernels")), kernels))
     progress(len(entries), len(entries))
     return found
+
+
+def _kernels(described: Any) -> int:
+    """Of a graph of an entry, or of the parts that are recorded of it."""
+    if not isinstance(described, dict):
+        return 0
+    parts = described.get("recorded", {}).get("parts", [described])
+    return sum(int(part.get("report", {}).get("kernel_count", 0)) for part in parts)
 
 
 def why(cache: ArtifactCache, digest: str = "") -> str:

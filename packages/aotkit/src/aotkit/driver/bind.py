@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,8 +18,13 @@ from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
 
 from .._notices import warn_user
 from .._observer import SILENT, Observer
+from ..artifact.recorded import RecordedGraph
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
+from .bound_recordings import BoundRecordings
 from .process import collections_put_off
+
+if TYPE_CHECKING:
+    from aotkit_cudagraphs import CudagraphTrees
 
 __all__ = ["Later", "bind", "bind_graph"]
 
@@ -59,6 +64,7 @@ def bind(
     arguments: Mapping[int, torch.Tensor] | None = None,
     redzones: bool = False,
     name: str = "",
+    trees: CudagraphTrees | None = None,
 ) -> Any:
     """The boxed callable of the user's flat arguments.
 
@@ -70,18 +76,21 @@ def bind(
         arguments: those that the artifact was frozen with, by position.
         redzones: watch the memory of every call; slow.
         name: of the graph, in traces of a profiler.
+        trees: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
     """
     pool = arenas or ArenaPool()
     kind = "forward" if artifact.plan.call.training else "inference"
-    forward = bind_graph(artifact.forward, pool, arguments, redzones, name and f"{name}-{kind}")
+    recordings = BoundRecordings(trees)
+    forward = bind_graph(artifact.forward, pool, arguments, redzones, name and f"{name}-{kind}", recordings)
     training: dict[str, Any] = {}
     if artifact.plan.call.training:
-        make_backward = _backwards(artifact, later, pool, redzones, name and f"{name}-backward")
+        make_backward = _backwards(artifact, later, pool, redzones, name and f"{name}-backward", recordings)
         training["backward"] = lambda: make_backward()
         training["backward_graph"] = None if artifact.graphs is None else artifact.graphs.backward_source()
         training["specialize"] = make_backward if later is None or later.specializes else None
         if later is not None and artifact.origin is not None:
-            training["gradients"] = Gradients(artifact.metadata, _gradients(artifact, later, observer, pool, redzones))
+            gradients = _gradients(artifact, later, observer, pool, redzones, trees)
+            training["gradients"] = Gradients(artifact.metadata, gradients)
     return bind_plan(artifact.plan, forward, observer=observer, **training)
 
 
@@ -91,10 +100,17 @@ def bind_graph(
     arguments: Mapping[int, torch.Tensor] | None = None,
     redzones: bool = False,
     label: str = "",
+    recordings: BoundRecordings | None = None,
 ) -> Boxed:
-    """The boxed callable of one graph, with what stands directly around it. ``label``: its name in traces."""
+    """The boxed callable of one graph, with what stands directly around it.
+
+    ``label``: its name in traces. ``recordings``: what a forward and its backward share, if they are recorded.
+    """
     if isinstance(graph.code, LiveCode):
         call = graph.code.call
+    elif isinstance(graph.code, RecordedGraph):
+        parts = [bind_graph(part, arenas, arguments, redzones, label) for part in graph.code.parts]
+        call = (recordings or BoundRecordings()).bind(graph.code, parts, graph.tensors, label)
     else:
         program = graph.program()
         constants = {
@@ -113,7 +129,7 @@ def bind_graph(
 
 
 def _backwards(
-    artifact: Artifact, later: Later | None, arenas: ArenaPool, redzones: bool, label: str
+    artifact: Artifact, later: Later | None, arenas: ArenaPool, redzones: bool, label: str, recordings: BoundRecordings
 ) -> Callable[..., Boxed | None]:
     """What gives the backward for calls in which given tangents are missing: bound if it is there, else compiled."""
 
@@ -122,7 +138,7 @@ def _backwards(
         if stored is not None and missing == artifact.missing:
             try:
                 with collections_put_off():
-                    bound = bind_graph(stored, arenas, None, redzones, label)
+                    bound = bind_graph(stored, arenas, None, redzones, label, recordings)
             except Exception as error:
                 if later is None:
                     raise
@@ -134,19 +150,25 @@ def _backwards(
                 return bound
         if later is None or (stored is not None and any(missing)):
             return None
-        return _compiled_backward(artifact, later, missing, arenas, redzones, label)
+        return _compiled_backward(artifact, later, missing, arenas, redzones, label, recordings)
 
     return make
 
 
 def _compiled_backward(
-    artifact: Artifact, later: Later, missing: Missing, arenas: ArenaPool, redzones: bool, label: str
+    artifact: Artifact,
+    later: Later,
+    missing: Missing,
+    arenas: ArenaPool,
+    redzones: bool,
+    label: str,
+    recordings: BoundRecordings,
 ) -> Boxed | None:
     try:
         graph = later.backward(artifact, missing)
         if graph is None:
             return None
-        bound = bind_graph(graph, arenas, None, redzones, label)
+        bound = bind_graph(graph, arenas, None, redzones, label, recordings)
         later.finished(replace(artifact, backward=graph, missing=missing))
         return bound
     except Exception as error:  # noqa: BLE001  # raised again, unless there is something else to run
@@ -155,12 +177,17 @@ def _compiled_backward(
 
 
 def _gradients(
-    artifact: Artifact, later: Later, observer: Observer, arenas: ArenaPool, redzones: bool
+    artifact: Artifact,
+    later: Later,
+    observer: Observer,
+    arenas: ArenaPool,
+    redzones: bool,
+    trees: CudagraphTrees | None,
 ) -> Callable[[GradientRequest], Boxed]:
     def compile_gradients(request: GradientRequest) -> Boxed:
         made, its_later = later.gradients(artifact, request)
         with observer.stage("bind"):
-            bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones)
+            bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones, trees=trees)
         return bound
 
     return compile_gradients

@@ -67,13 +67,13 @@ class Stages:
 
 
 class Recordings(Protocol):
-    """Stands between a compile and its stage ``lower``: compiled graphs become recordings of CUDA graphs."""
+    """Stands between a compile and its stage ``lower``: plans which parts of a graph CUDA graphs record."""
 
     def note_static(self, metadata: GraphMetadata, inputs: InputPlan, static_inputs: frozenset[int]) -> None:
         """Look which inputs of the graph stay at their address."""
 
     def lower(self, graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
-        """Compile one graph by ``ctx.stages`` and record it."""
+        """Compile the parts of one graph by ``ctx.stages``."""
 
 
 @dataclass(frozen=True, slots=True)

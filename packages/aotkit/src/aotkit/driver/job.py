@@ -14,12 +14,14 @@ import torch
 from aotkit_cache import Uncacheable
 from aotkit_runtime_wrappers import unboxed
 
+from ..artifact.recorded import RecordedGraph
 from ..artifact.store import CachedObjects, open_graph_cache, store_of_ranks
 from ..errors import CompileError, notify_eager
 from ..options import Options
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
 from .process import collections_put_off
+from .recordings import tell_of_the_cpu
 from .shown import show_loaded
 
 if TYPE_CHECKING:
@@ -148,14 +150,15 @@ class GraphJob:
             return None, None
 
     def _lookup(self, args: Sequence[Any]) -> Lookup:
+        from ..artifact.key import sources_digest
         from ..artifact.lookup import prepare_lookup
 
         assert self.cache is not None
         with self.recorder.stage("cache-key"):
-            passes = None if self.passes is None else self.passes.key()
-            return prepare_lookup(
-                self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen, passes
-            )
+            more: dict[str, Any] = {} if self.passes is None else {"passes": self.passes.key()}
+            if self.options.cudagraphs:  # what stays in place, and how graphs are cut
+                more["recordings"] = [sorted(self._static), sources_digest(("aotkit_cudagraphs",))]
+            return prepare_lookup(self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen, more)
 
     def _load(self, artifact: Artifact, lookup: Lookup) -> Callable[..., Any] | None:
         """A cache hit: bind what was found, or tell that it can't be used."""
@@ -167,6 +170,7 @@ class GraphJob:
             self.recorder,
             self.name,
             function=lambda: self._graph_compiler().graph,
+            specializes=not self.options.cudagraphs,
         )
         try:
             with self.recorder.stage("cache-bind"):
@@ -177,7 +181,10 @@ class GraphJob:
             lookup.unusable(error)
             return None
         kind = "inference" if artifact.kind == "inference" else "forward"
-        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report, loaded=True))
+        for name, report in artifact.forward.reports(f"{self.name}-{kind}"):
+            self.recorder.add_graph(GraphRecord(name, report, loaded=True))
+        if self.options.cudagraphs and not isinstance(artifact.forward.code, RecordedGraph):
+            tell_of_the_cpu(f"{self.name}-{kind}")
         show_loaded(artifact, kind, self.name, self.recorder)
         self.recorder.event("cache.loaded", {"graph": self.name, "specialization": lookup.slot})
         self._collectives = artifact.collectives()

@@ -19,6 +19,7 @@ from ..frontend.structured_trace import as_part_of, current_compile_id
 from ..frontend.written_out_regions import calls_regions, write_out_regions
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug
+from .recordings import for_backward_of
 from .shown import show_loaded
 from .watched import watched
 
@@ -58,7 +59,7 @@ class CompileLater:
             return self._backward(artifact, missing)
 
     def _backward(self, artifact: Artifact, missing: tuple[bool, ...]) -> CompiledGraph | None:
-        ctx = self.context()
+        ctx = for_backward_of(artifact.forward, self.context())
         assert artifact.graphs is not None
         whole = artifact.graphs.read_backward()
         graph: torch.fx.GraphModule | None = whole
@@ -90,7 +91,8 @@ class CompileLater:
         assert artifact.backward is not None
         if self.function is None:
             return
-        self.recorder.add_graph(GraphRecord(f"{self.name}-backward", artifact.backward.report, loaded=True))
+        for name, report in artifact.backward.reports(f"{self.name}-backward"):
+            self.recorder.add_graph(GraphRecord(name, report, loaded=True))
         with as_part_of(self.compile_id):
             show_loaded(artifact, "backward", self.name, self.recorder)
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from .context import CompileContext
+from typing import TYPE_CHECKING
 
-__all__ = ["with_recordings"]
+from .._notices import warn_user
+from ..artifact.recorded import RecordedGraph
+from ..artifact.records import CompiledGraph
+
+if TYPE_CHECKING:
+    from .context import CompileContext
+
+__all__ = ["for_backward_of", "tell_of_the_cpu", "with_recordings"]
 
 
 def with_recordings(ctx: CompileContext) -> CompileContext:
@@ -14,3 +21,21 @@ def with_recordings(ctx: CompileContext) -> CompileContext:
     from .cudagraphs import record_graphs
 
     return record_graphs(ctx)
+
+
+def for_backward_of(forward: CompiledGraph, ctx: CompileContext) -> CompileContext:
+    """``ctx`` for the backward of a graph, which is recorded if the ``forward`` is, compiled here or loaded."""
+    if not isinstance(forward.code, RecordedGraph):
+        return ctx
+    from .cudagraphs import record_backward
+
+    return record_backward(ctx, forward.code)
+
+
+def tell_of_the_cpu(name: str) -> None:
+    """The notice about a graph that can't be recorded because it runs on the CPU."""
+    from aotkit_cudagraphs import CudagraphNotice, SkipKind, SkipReason
+
+    warn_user(
+        f"runs without a CUDA graph: {SkipReason(SkipKind.CPU_DEVICE, f'{name} runs on the CPU')}", CudagraphNotice
+    )

@@ -50,5 +50,6 @@ def bind_compiled(
             arguments=None if ctx.frozen is None else ctx.frozen.tensors,
             redzones=ctx.options.redzones,
             name=ctx.name,
+            trees=ctx.trees,
         )
     return unboxed(bound)

@@ -63,9 +63,8 @@ def complete_graph(job: GraphJob, gm: torch.fx.GraphModule, args: Sequence[Any],
     ``held``: the tensors in ``gm``. Raises :class:`CompileError` for what can't be compiled or belongs to one process.
     """
     options = job.options
-    for name in ("cudagraphs", "freezing"):
-        if getattr(options, name):
-            raise CompileError(f"the option {name!r} is for graphs of one process; leave it out to save a compile")
+    if options.freezing:
+        raise CompileError("the option 'freezing' is for graphs of one process; leave it out to save a compile")
     reason, contract, operators = None, None, []
     artifact = job.complete([*args, *held])
     try:

@@ -14,6 +14,7 @@ from typing import Any
 from aotkit_inductor_lower import CompiledProgram
 from aotkit_inductor_lower.launch_plan.program_text import programs_in
 
+from ..artifact.recorded import RecordedGraph
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..frontend.tracing_context import publish_absent, publish_graph
 from ..recorder import Recorder
@@ -25,6 +26,10 @@ _HOW = "To see a compile, set AOTKIT_CACHE_DIR to an empty folder or pass option
 
 def show_compiled(graph: CompiledGraph, recorder: Recorder) -> None:
     """Dump the report and the launch plan; ``recorder`` is that of the graph's part."""
+    if isinstance(graph.code, RecordedGraph):
+        for part in graph.code.parts:
+            show_compiled(part, recorder)
+        return
     if graph.report is not None:
         recorder.dump("report", "reports", lambda: f"{graph.report}\n")
     if not isinstance(graph.code, LiveCode):
@@ -77,6 +82,8 @@ def _without_code(raw: Any) -> Any:
 
 
 def _programs(graph: CompiledGraph) -> list[CompiledProgram]:
+    if isinstance(graph.code, RecordedGraph):
+        return [program for part in graph.code.parts for program in _programs(part)]
     return [] if isinstance(graph.code, LiveCode) else [*programs_in(graph.program())]
 
 

@@ -12,7 +12,7 @@
 namespace aotkit {
 namespace {
 
-constexpr int64_t ARTIFACT_FORMAT = 9, PLAN_FORMAT = 4, MANIFEST_FORMAT = 2;
+constexpr int64_t ARTIFACT_FORMAT = 10, PLAN_FORMAT = 4, MANIFEST_FORMAT = 2;
 
 [[noreturn]] void wrong_call(const std::string &message) { throw Error(AOTKIT_BAD_ARGUMENT, message); }
 
@@ -125,6 +125,7 @@ void Package::choose_variant(const Json &manifest) {
   const Json &artifact = chosen->at("artifact");
   guards_ = artifact.at("guards");
   const Json &forward = artifact.at("forward");
+  if (forward.find("recorded") != nullptr) unsupported("the package records CUDA graphs");
   if (!forward.at("collectives").list().empty()) unsupported("the package talks to other ranks");
   const Json &operators = manifest.at("operators");
   if (!operators.list().empty())

@@ -27,6 +27,7 @@ from ..driver.bugs import first_line, is_bug, raise_bug
 from ..driver.compile import compile_function
 from ..driver.context import CompileContext
 from ..driver.package import MANIFEST_FORMAT, environment_of_package
+from ..driver.recordings import with_recordings
 from ..driver.refusals import REFUSALS
 from ..driver.stages import own_stages
 from ..environment import read_environment
@@ -115,11 +116,6 @@ def _best_first(given: Options | Sequence[Options] | None) -> list[Options]:
     levels = [one.processor for one in options]
     if not options or len(set(levels)) < len(levels):
         raise PackageError(f"a package is compiled once for each processor, and the options have {levels}")
-    if any(one.cudagraphs for one in options):
-        raise PackageError(
-            "the option 'cudagraphs' is for graphs of one process: recordings hold its addresses. Leave it out for a "
-            "package"
-        )
     rank = ["interpreter", *(name for name in get_args(Processor) if name != "host"), "host"]
     ordered = sorted(options, key=lambda one: -rank.index(one.processor) if one.processor in rank else 1)
     return [one.patch(fallback="error") for one in ordered]
@@ -207,6 +203,7 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
     tensors = {k: inputs[i].example for k, i in enumerate(variable) if inputs[i].weight is not None}
     frozen = FrozenArguments(tensors) if options.freezing else None
     ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False, frozen=frozen)
+    ctx = with_recordings(ctx)
     function = GraphFunction(program.graph_module, arguments)
     fakes = [inputs[i].fake for i in variable]
     names, shape_env = _names(fakes)

@@ -82,9 +82,12 @@ def compile_step(
     Raises :class:`CompileError` for what can't be compiled as one graph, and what ``loss`` raises.
     """
     chosen = (options or read_environment().options()).patch(fallback="error")
-    for name in ("cudagraphs", "freezing"):
-        if getattr(chosen, name):
-            raise CompileError(f"the option {name!r} is for graphs of one process; leave it out for a step")
+    if chosen.freezing:
+        raise CompileError("the option 'freezing' is for graphs of one process; leave it out for a step")
+    if chosen.cudagraphs:
+        raise CompileError(
+            "the option 'cudagraphs' is not for steps, which read learning rates on the CPU; leave it out"
+        )
     source = _Source.of(model, optimizer, loss, gradients)
     leaves: list[Any] = []
     try:
