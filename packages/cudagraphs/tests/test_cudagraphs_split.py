@@ -1,5 +1,6 @@
 """Graphs are cut at what can't be recorded; the rest is."""
 
+import json
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, SkipKind, SkipReason, wrap_graph
 from aotkit_cudagraphs.drivers import SimulatedDriver
+from aotkit_cudagraphs.plan import GraphPlan, attributes_of, bind_plan, plan_graph
 from aotkit_cudagraphs.split import SplitOptions, split_graph
 
 CPU = torch.device("cpu")
@@ -207,3 +209,35 @@ def test_without_a_device_a_graph_is_compiled_whole_with_one_notice():
     with pytest.warns(CudagraphNotice, match="no CUDA device") as caught:
         fast = wrap_graph(graph, compile_part, CudagraphTrees())
     assert len(caught) == 1 and fast([torch.ones(4)])[0][0] == 2
+
+
+@pytest.mark.covers("F6.20")
+def test_a_plan_that_was_written_and_read_makes_the_same_recordings_without_the_graph():
+    with torch.library._scoped_library("aotkit_cudagraphs_split", "FRAGMENT") as library:
+        wait = unsafe(library)
+        table = torch.arange(3.0)
+
+        def fn(x, w):
+            first = torch.relu(x @ w) + 1
+            return [torch.tanh(wait(first)) @ w, first, table, 7, None]
+
+        weight = torch.randn(4, 4)
+        graph = trace(fn, torch.ones(4, 4), weight)
+        plan, graphs = plan_graph(graph, device=CPU, static_input_indices=[1], name="step")
+        reread = GraphPlan.from_json(json.loads(json.dumps(plan.to_json())))
+        assert reread == plan and reread.records and [part.recorded for part in reread.parts] == [True, False, True]
+        calls = [compile_part(each, part.name) for each, part in zip(graphs, reread.parts, strict=True)]
+        held = attributes_of(graph, reread)
+        del graph
+        trees = CudagraphTrees(SimulatedDriver(capacity=1 << 16))
+        with pytest.warns(CudagraphNotice, match="tagged cudagraph_unsafe"):
+            fast = bind_plan(reread, calls, trees, attributes=held, prefix="here-")
+        for _ in range(3):
+            x = torch.randn(4, 4)
+            *got, number, nothing = fast([x, weight])
+            assert all(map(torch.equal, got, fn(x, weight))) and number == 7 and nothing is None
+            del got
+        assert [info.name for info in trees.report().functions] == ["here-step-0", "here-step-2"]
+        assert all("float32[4, 4] static" in recording.inputs for recording in trees.report().recordings)
+        with pytest.raises(ValueError, match="plan of recordings"):
+            GraphPlan.from_json({**plan.to_json(), "version": 0})
