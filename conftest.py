@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="added to every seed: with other numbers, a bound that holds by luck shows itself",
     )
-    parser.addoption("--whole", action="store_true", help="all parameters of tests marked `sample`")
+    parser.addoption("--part", type=int, nargs=2, metavar=("I", "N"), help="every N-th of the tests, from the I-th on")
+    whole = "all tests marked `nightly`, and all parameters of tests marked `sample`"
+    parser.addoption("--whole", action="store_true", help=whole)
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +106,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked `sample` the first parameters stay; tests marked `gpu` say what they lack."""
+    """Of tests marked `sample` a part stays, of those marked `nightly` none; tests marked `gpu` say what they lack."""
     if not config.getoption("--whole", default=False):
         _keep_samples(config, items)
+    if part := config.getoption("--part", default=None):
+        first, step = part
+        config.hook.pytest_deselected(items=[item for n, item in enumerate(items) if n % step != first])
+        items[:] = items[first::step]
     if torch.cuda.is_available():
         return
     for item in items:
@@ -114,40 +121,52 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``sample(n)``: the first n parameters; ``sample(ways=n)``: see `_covering`."""
+    """``sample(n)``: the first n parameters; ``sample(ways=n)``: see `_covering`; ``nightly``: none."""
     drawn = dict[str, list[pytest.Item]]()
     for item in items:
-        if item.get_closest_marker("sample"):
+        if item.get_closest_marker("sample") and not item.get_closest_marker("nightly"):
             drawn.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = set[pytest.Item]()
     for cases in drawn.values():
         mark = cases[0].get_closest_marker("sample")
         assert mark is not None
         kept.update(cases[: mark.args[0]] if mark.args else _covering(cases, mark.kwargs["ways"]))
-    left_out = [item for item in items if item.get_closest_marker("sample") and item not in kept]
+    drawn_or_nightly = {item for item in items if any(map(item.get_closest_marker, ("sample", "nightly")))}
+    left_out = [item for item in items if item in drawn_or_nightly and item not in kept]
     if left_out:
-        items[:] = [item for item in items if not item.get_closest_marker("sample") or item in kept]
+        items[:] = [item for item in items if item not in drawn_or_nightly or item in kept]
         config.hook.pytest_deselected(items=left_out)
 
 
 def _covering(cases: list[pytest.Item], ways: int) -> list[pytest.Item]:
-    """Few cases in which each combination occurs that any ``ways`` of the decorators `parametrize` have together.
+    """Few cases in which each combination occurs that any ``ways`` of a test's arguments have together.
 
-    With one way each value of each decorator occurs, with two each pair of values of any two decorators. The same cases
-    in every process: always the first of those that have most of what is missing.
+    With one way each value of each argument occurs, with two each pair of values of any two. The same cases in every
+    process: always the first of those that have most of what is missing and, among these, values that are rarest yet,
+    so that of a product of operators and types not all operators get the same type.
     """
-    of = {case: _combinations(case, ways) for case in cases}
-    missing, chosen = set[object]().union(*of.values()), list[pytest.Item]()
+    values = {case: _values(case) for case in cases}
+    of = {case: set(combinations(values[case], min(ways, len(values[case])))) for case in cases}
+    missing, chosen, times = set[object]().union(*of.values()), list[pytest.Item](), Counter[object]()
     while missing:
-        best = max(cases, key=lambda case: len(of[case] & missing))
+        best = max(cases, key=lambda case: (len(of[case] & missing), -sum(times[each] for each in values[case])))
         missing -= of[best]
+        times.update(values[best])
         chosen.append(best)
     return chosen
 
 
-def _combinations(case: Any, ways: int) -> set[object]:
-    values = list(enumerate(case.callspec._idlist))  # what stands between the hyphens of its name
-    return set(combinations(values, min(ways, len(values))))
+def _values(case: Any) -> list[tuple[str, type, object]]:
+    return [(name, type(each), _hashed(each)) for name, each in case.callspec.params.items()]
+
+
+def _hashed(value: object) -> object:
+    """A value, or which object it is if it has no hash."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
 
 
 def pytest_collection_finish() -> None:

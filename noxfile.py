@@ -344,9 +344,15 @@ def test_package(session: nox.Session, package: str) -> None:
 
 @session_without_pip
 def library_paths(session: nox.Session) -> None:
-    """The numeric tests once more for each way in which torch and its libraries compute on other processors."""
+    """The numeric tests once more, each in one of the ways in which torch and its libraries compute on other
+    processors; `nox -s sweeps` runs each in all of them."""
     install_everything(session)
     share(session, "pytest", "transformers", "triton")
+    numeric_tests(session)
+
+
+def numeric_tests(session: nox.Session, *, whole: bool = False) -> None:
+    """Shared out over `LIBRARY_PATHS`, or ``whole`` under each of them."""
     files = [
         f"packages/{package}/tests/test_{load_package(package).import_name.removeprefix('aotkit_')}_{name}.py"
         for package, names in NUMERIC_TESTS.items()
@@ -357,13 +363,14 @@ def library_paths(session: nox.Session) -> None:
     # No library has a say in what is refused, nor in a hash of bits or in when memory is freed.
     chosen = ("-k", "not refused and not hash and not dies")
     failed = []
-    for setting in LIBRARY_PATHS:
+    for number, setting in enumerate(LIBRARY_PATHS):
+        part = ("--whole",) if whole or simple else ("--part", str(number), str(len(LIBRARY_PATHS)))
         if simple and setting["ATEN_CPU_CAPABILITY"] == "avx2":
             continue  # torch would take the word for it and run into instructions that the processor does not have
         words = " ".join(f"{name}={value}" for name, value in setting.items())
         session.log(words)
         try:
-            pytest(session, *files, "-q", *chosen, workers=test_workers(), **setting)
+            pytest(session, *files, "-q", *chosen, *part, workers=test_workers(), **setting)
         except nox.command.CommandFailed:
             failed.append(words)
     if failed:
@@ -603,11 +610,17 @@ def fuzz_ops(session: nox.Session) -> None:
 
 @session_without_pip
 def sweeps(session: nox.Session) -> None:
-    """Tests marked `sample`, with all parameters: drawn programs and large products, of which others run some."""
-    install_everything(session)
-    share(session, "pytest", "triton")
-    tests = (f"packages/{name}/tests" for name in PACKAGES)
-    pytest(session, *tests, "-q", "--whole", "-m", "sample", workers=test_workers())
+    """What is left out at each push: tests marked `nightly`, those marked `sample` with all parameters, all of aotkit
+    in the verify mode, and the numeric tests on all library paths."""
+    install_everything(session, *TEST_TOOLS, *TEST_EXTRAS["cache"])
+    share(session, *SHARED)
+    tests = [*(f"packages/{name}/tests" for name in PACKAGES if name != "aotkit"), "tools/tests", "tools/integration"]
+    # Tests of our tools read the sources as they lie here, so that all tests do.
+    session.env["PYTHONPATH"] = os.pathsep.join(str(p.path / "src") for p in load_packages().values())
+    marked = "(sample or nightly) and not gpu and not system"
+    pytest(session, *tests, "-q", "--whole", "-m", marked, workers=test_workers())
+    pytest(session, "packages/aotkit/tests", "-q", "--whole", workers=test_workers())
+    numeric_tests(session, whole=True)
 
 
 @session_without_pip

@@ -68,6 +68,11 @@ def mark_ids(node: ast.AST) -> Iterator[tuple[int, str]]:
                     yield call.lineno, argument.value
 
 
+def is_nightly(decorator: ast.expr) -> bool:
+    """Whether a test is left out at a push, so that it proves nothing there."""
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("mark.nightly")
+
+
 def scan_file(text: str, path: str) -> Iterator[Mark]:
     """The marks of one test file: on functions, on classes, and on the whole module (`pytestmark`)."""
 
@@ -83,7 +88,7 @@ def scan_file(text: str, path: str) -> Iterator[Mark]:
                 own = tuple(identity for decorator in statement.decorator_list for _, identity in mark_ids(decorator))
                 if isinstance(statement, ast.ClassDef):
                     yield from visit(statement.body, f"{prefix}{statement.name}.", inherited + own)
-                elif statement.name.startswith("test"):
+                elif statement.name.startswith("test") and not any(map(is_nightly, statement.decorator_list)):
                     for identity in dict.fromkeys(inherited + own):
                         yield Mark(identity, path, statement.lineno, prefix + statement.name)
 

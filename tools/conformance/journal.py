@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .pairs import Pair
+from .pair import Pair
 
 __all__ = ["Emit", "read_journal", "work_once", "work_through"]
 

@@ -19,6 +19,8 @@ from torch.testing._internal import common_methods_invocations as table
 from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 
+from .pair import Pair
+
 __all__ = ["DIRECTIONS", "DTYPES", "Absent", "Pair", "Program", "Results"]
 __all__ += ["all_pairs", "compare", "entries", "in_double", "make_program", "run"]
 
@@ -31,20 +33,6 @@ _COMPARING_TESTS = (None, "TestCommon", "TestInductorOpInfo", "TestDecomp", "Tes
 
 class Absent(Exception):
     """There is nothing to compare: no sample for this dtype, or eager itself raises."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Pair:
-    """``operator`` is the name with the variant of the test, as in ``norm(nuc)``."""
-
-    operator: str
-    dtype: str
-    direction: str
-
-    @property
-    def key(self) -> str:
-        """The name in files."""
-        return f"{self.operator} {self.dtype} {self.direction}"
 
 
 @dataclass(frozen=True, slots=True)

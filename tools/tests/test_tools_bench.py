@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import os
+import sys
+import traceback
 from pathlib import Path
+from typing import IO
 
 import numpy
 import pytest
 import torch
 
-from tools.bench import compile_time
+from tools.bench import compile_time, worker
 from tools.bench.__main__ import main
 from tools.bench.memory import peak_tensor_mb
 from tools.bench.models import MODELS, MORE, make_batch, make_model
@@ -98,10 +103,40 @@ def test_the_table_shows_a_failed_backend() -> None:
     assert "failed" in table([row("aotkit", error="no")]).splitlines()[1]
 
 
+class Fork:
+    """In the place of `subprocess.Popen` in `tools.bench.run`: a worker that need not import all anew."""
+
+    def __init__(self, command: list[str], *, stderr: IO[str], env: dict[str, str], **_: object) -> None:
+        (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            for opened, number in ((asked, 0), (answer, 1), (stderr.fileno(), 2)):
+                os.dup2(opened, number)
+            os.closerange(3, 4096)
+            os.environ.update(env)
+            sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+            try:
+                os._exit(worker.main(command[command.index("tools.bench.worker") + 1 :]))
+            except BaseException:  # noqa: BLE001  # the parent finds it in the worker's log
+                traceback.print_exc()
+                os._exit(1)
+        os.close(asked)
+        os.close(answer)
+        self.stdin, self.stdout = os.fdopen(ask, "w"), os.fdopen(answered)
+
+    def wait(self, timeout: float = 0) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
 @pytest.mark.slow
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("forked", [True, False])
 def test_a_quick_run_writes_results_and_plots_and_says_which_backend_failed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if forked:
+        importlib.import_module("torch._dynamo")
+        monkeypatch.setattr("tools.bench.run.subprocess.Popen", Fork)
     backends = ["eager", "eager_noexcept", "no_such_backend"]  # the second is compiled by nothing but Dynamo
     arguments = ["--quick", "--rounds", "1", "--seconds", "0.05", "--models", "gpt2", "--modes", "train"]
     assert main([*arguments, "--backends", *backends, "--out", str(tmp_path)]) == 1

@@ -12,6 +12,7 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without distributed")
 
 
+@pytest.mark.nightly("tests of aotkit and partition measure what peaks are; this is about the bench's own table")
 def test_peaks_are_within_the_bound_and_as_simulated() -> None:
     small = ["--rows", "256", "--width", "512", "--layers", "4"]  # what is smaller is in an arena that stays
     command = [sys.executable, "-m", "tools.bench.overlap", *small]

@@ -12,15 +12,35 @@ from tools import device_items, device_run
 from tools.workspace import ROOT
 
 
-@pytest.mark.slow
-def test_the_dry_run_does_everything_and_finds_nothing_to_fix(tmp_path: Path) -> None:
+def dry_run(out: Path, *options: str) -> tuple[int, str, str]:
     """As a script, with nothing on the path: it is on its own on the machine with the device, too."""
-    command = [sys.executable, str(ROOT / "tools" / "device_run.py"), str(tmp_path), "--dry-run"]
+    command = [sys.executable, str(ROOT / "tools" / "device_run.py"), str(out), "--dry-run", *options]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1200, check=False)
-    text = (tmp_path / "report.md").read_text() if (tmp_path / "report.md").exists() else ""
-    assert done.returncode == 0, text + done.stdout[-2000:] + done.stderr[-2000:]
+    done = subprocess.run(command, cwd=out, env=env, capture_output=True, text=True, timeout=1200, check=False)
+    text = (out / "report.md").read_text() if (out / "report.md").exists() else ""
+    return done.returncode, text, text + done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly("a few of its items run as it runs them, and all that leave figures in one process")
+def test_the_dry_run_does_everything_and_finds_nothing_to_fix(tmp_path: Path) -> None:
+    status, text, said = dry_run(tmp_path)
+    assert status == 0, said
     assert "Nothing." in text and "failed" not in text and "| left |" not in text
+
+
+def test_the_dry_run_runs_items_with_and_without_figures_in_processes_of_their_own(tmp_path: Path) -> None:
+    status, text, said = dry_run(tmp_path, "--only", "^(versions|test_cudagraphs_gpu)$")
+    assert status == 1 and "Nothing." in text and "failed" not in text, said  # others are left
+    assert "| versions | ok |" in text and text.count("| test_cudagraphs_gpu | ok |") == 2, said
+
+
+@pytest.mark.parametrize("name", [item.name for item in device_run.items(dry_run=True) if item.figures])
+def test_an_item_of_the_dry_run_gives_figures(name: str) -> None:
+    figures = device_items.run_item(name, "cpu")
+    assert json.loads(json.dumps(figures)) == figures
+    if name.startswith("model"):
+        assert figures["error"] < 1e-5 and figures["milliseconds"] > 0
 
 
 def test_items_name_what_there_is() -> None:

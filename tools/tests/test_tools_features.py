@@ -21,6 +21,11 @@ def test_marks_on_functions_are_read() -> None:
     assert ids(text) == [("F1.1", "test_a"), ("F1.2", "test_a")]
 
 
+def test_a_test_that_is_left_out_at_a_push_proves_nothing() -> None:
+    text = "@pytest.mark.covers('F1.1')\n@pytest.mark.nightly('test_b')\ndef test_a(): ...\n"
+    assert ids(text) == [] and ids(text.replace("nightly", "sample")) == [("F1.1", "test_a")]
+
+
 def test_a_bare_covers_decorator_counts() -> None:
     assert ids("covers = object\n@covers('F1.1')\ndef test_a(): ...\n") == [("F1.1", "test_a")]
 

@@ -28,7 +28,8 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_the_tests_for_a_device_are_collected_where_only_the_sources_and_their_needs_are():
-    command = [sys.executable, "-c", RUN_WITHOUT, "packages", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    files = map(str, gpu_tests.files_with_gpu_tests())
+    command = [sys.executable, "-c", RUN_WITHOUT, *files, "-m", "gpu", "-q", "-p", "no:cacheprovider"]
     env = gpu_tests.environment()
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0 and "error" not in done.stdout.lower(), done.stdout[-4000:] + done.stderr[-2000:]

@@ -19,6 +19,7 @@ REFUSED = {
 
 
 @pytest.mark.covers("F2.2", "F2.3", "F1.1")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("how, number", [("nop", 1), ("min_cut", 0)])
 @pytest.mark.parametrize("name", [name for name in entries() if name not in REFUSED])
 def test_a_module_of_the_table_equals_eager_in_training_and_evaluation(name: str, how: str, number: int) -> None:

@@ -73,7 +73,7 @@ ONE_CHUNK = """
 import os, signal, sys
 from pathlib import Path
 from tools.conformance.journal import work_once
-from tools.conformance.pairs import Pair
+from tools.conformance.pair import Pair
 
 def check(part, emit):
     for pair in part:

@@ -11,30 +11,26 @@ import pytest
 
 from tools.workspace import ROOT
 
+Cases = dict[bool, dict[str, list[tuple[int, ...]]]]
+
 PROGRAM = """
 import pytest
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(5))
-def test_drawn(seed): pass
+def test_drawn(seed): print("ran drawn", seed)
 
 @pytest.mark.parametrize("seed", range(3))
-def test_table(seed): pass
+def test_table(seed): print("ran table", seed)
+
+@pytest.mark.nightly("the others show it")
+def test_long(): print("ran long")
+
+@pytest.mark.nightly("the others show it")
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(2))
+def test_long_drawn(seed): print("ran long-drawn", seed)
 """
-
-
-@pytest.mark.parametrize(("options", "passed"), [([], 5), (["--whole"], 8), (["--whole", "-m", "sample"], 5)], ids=str)
-def test_the_first_parameters_run(options: list[str], passed: int) -> None:
-    file = ROOT / "build" / f"test_drawn_{passed}_{len(options)}.py"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(PROGRAM)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), *options]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    finally:
-        file.unlink()
-    assert f"{passed} passed" in done.stdout, done.stdout
-
 
 PRODUCT = """
 import pytest
@@ -43,23 +39,52 @@ import pytest
 @pytest.mark.parametrize("a", range(4))
 @pytest.mark.parametrize(("b", "with_b"), [(0, "x"), (1, "y"), (2, "z")], ids=str)
 @pytest.mark.parametrize("c", [0, 1])
-def test_product(a, b, with_b, c):
-    print("ran", a, b, c)
+def test_product_{ways}(a, b, with_b, c):
+    print("ran product-{ways}", a, b, c)
 """
 
 
-@pytest.mark.parametrize(("ways", "most"), [(1, 4), (2, 15)])
-def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways: int, most: int) -> None:
-    file = ROOT / "build" / f"test_product_{ways}.py"
+@pytest.fixture(scope="module")
+def ran() -> Cases:
+    """For the tests that run at each push and for those of the session `sweeps`: their cases."""
+    file = ROOT / "build" / "test_samples_of_tests.py"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(PRODUCT.format(ways=ways))
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(file)]
+    file.write_text(PROGRAM + PRODUCT.format(ways=1) + PRODUCT.format(ways=2))
+    found: Cases = {}
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        for whole in (False, True):
+            options = ["--whole", "-m", "sample or nightly"] * whole
+            command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(file), *options]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+            found[whole] = {}
+            for name, case in re.findall(r"ran ([\w-]+)([ \d]*)", done.stdout):
+                found[whole].setdefault(name, []).append(tuple(map(int, case.split())))
     finally:
         file.unlink()
-    ran = [tuple(map(int, case)) for case in re.findall(r"ran (\d) (\d) (\d)", done.stdout)]
-    assert len(set(ran)) == len(ran) <= most, done.stdout
+    return found
+
+
+def test_the_first_parameters_run_and_tests_without_a_mark_whole(ran: Cases) -> None:
+    assert ran[False]["drawn"] == [(0,), (1,)] and ran[False]["table"] == [(0,), (1,), (2,)]
+
+
+def test_sweeps_run_what_is_left_out_at_a_push(ran: Cases) -> None:
+    assert {name: len(cases) for name, cases in ran[True].items()} == {
+        "drawn": 5, "long": 1, "long-drawn": 2, "product-1": 24, "product-2": 24
+    }  # fmt: skip
+    assert "long" not in ran[False] and "long-drawn" not in ran[False]
+
+
+def test_sweeps_are_run_with_these_options_and_in_all_folders_of_tests() -> None:
+    (session,) = re.findall(r"^def sweeps\(.*?(?=^@)", (ROOT / "noxfile.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert "(sample or nightly) and not gpu and not system" in session and session.count('"--whole"') == 2
+    assert all(each in session for each in ("packages/{name}/tests", '"tools/tests"', '"packages/aotkit/tests"'))
+
+
+@pytest.mark.parametrize(("ways", "most"), [(1, 4), (2, 15)])
+def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways: int, most: int, ran: Cases) -> None:
+    cases = ran[False][f"product-{ways}"]
+    assert len(set(cases)) == len(cases) <= most
     for axes in itertools.combinations(range(3), ways):
         values = itertools.product(*(range((4, 3, 2)[axis]) for axis in axes))
-        assert {tuple(case[axis] for axis in axes) for case in ran} == set(values)
+        assert {tuple(case[axis] for axis in axes) for case in cases} == set(values)

@@ -89,6 +89,7 @@ def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_g
     assert not counters["graph_break"]
 
 
+@pytest.mark.sample(ways=1)
 @needs_pasting
 @pytest.mark.parametrize("keep_gradients", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

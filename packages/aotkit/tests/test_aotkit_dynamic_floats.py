@@ -66,6 +66,7 @@ ARITHMETIC: dict[str, Callable[..., torch.Tensor]] = {
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     ("name", "dtype"),  # there is no difference of bools
     [(n, d) for n in ARITHMETIC for d in DTYPES if not (d is torch.bool and n.startswith("subtract"))],

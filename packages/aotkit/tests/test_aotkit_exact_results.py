@@ -89,6 +89,7 @@ def rows(*table: tuple[Any, ...]) -> dict[str, Any]:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     **rows(
         ("2d, 12 windows of 13", lambda x: F.avg_pool2d(x, 13, 1), draw(1, 2, 24, 24)),
@@ -139,6 +140,7 @@ def test_a_sum_of_one_negative_zero_is_zero():
 # -- means of float16 and bfloat16 ----------------------------------------------------------------------
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize(
     "mean",
@@ -168,6 +170,7 @@ def test_a_mean_of_half_types_is_rounded_once(dtype):
 STEEP = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 6.0, 3.0, -3.0, 1.0, -1.0, 0.5, -0.5, 1e38, -1e38, 100.0, -100.0])
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
     "f",
@@ -223,6 +226,7 @@ def test_a_channel_shuffle_that_moves_nothing_has_memory_of_its_own():
     assert got.data_ptr() != x.data_ptr()
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     **rows(
         ("index_select", lambda x: x.index_select(0, torch.empty(0, dtype=torch.int64)), draw(3, 4)),
@@ -346,6 +350,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("half", HALF_TYPES, ids=str)
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_half_types_far_from_zero_with_parameters_in_float32(half, name):

@@ -105,6 +105,7 @@ def compare(program: Callable[..., Any], compiled: Callable[..., Any], grad_mode
     return True
 
 
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:.*not a leaf Tensor.*:UserWarning")
 @pytest.mark.parametrize("first", range(0, 240, 30))
 def test_generated_programs_have_the_flags_of_eager(first: int) -> None:

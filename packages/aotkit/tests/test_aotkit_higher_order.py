@@ -110,6 +110,7 @@ def hop_cases() -> list[Any]:
 
 
 @pytest.mark.covers("F2.41")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("info", "dtype", "requires_grad", "way"), hop_cases())
 def test_every_entry_of_hop_db_equals_eager(info: Any, dtype: torch.dtype, requires_grad: bool, way: str) -> None:
     for sample in info.sample_inputs("cpu", dtype, requires_grad=requires_grad):
@@ -234,6 +235,7 @@ MORE = {
 
 
 @pytest.mark.covers("F2.41")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     ("name", "way"), [pytest.param(name, way, id=f"{name}-{way}") for name, (*_, ways) in MORE.items() for way in ways]
 )

@@ -69,6 +69,7 @@ def compiled(module: nn.Module, **options: Any) -> Any:
 
 
 @pytest.mark.covers("F5c.6", "F5h.14")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("size", [24, 27])
 def test_a_training_step_has_eagers_values_gradients_and_strides(size: int, last: bool) -> None:

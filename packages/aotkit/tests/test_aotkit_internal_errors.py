@@ -118,6 +118,7 @@ def test_a_bug_in_the_compile_of_a_forward_gives_eager_and_one_notice(
 
 
 @pytest.mark.covers("F8.8")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("which", [(0, 1), (0,)])
 @pytest.mark.parametrize(("target", "kind"), [s for s in STAGES if s[0] in LOWERING])
 def test_a_bug_in_the_compile_of_a_backward_gives_eager_gradients_and_one_notice(

@@ -38,6 +38,7 @@ LOOPS = {
 
 
 @pytest.mark.covers("F5f.37")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_over_slices_equals_eager_for_every_length(name: str, length: int) -> None:

@@ -81,6 +81,7 @@ def cases():
         yield "mm", layout, tangents[number % 4], torch.float32, number % 2 == 1
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("name", "layout", "tangent", "dtype", "dynamic"), list(cases()))
 def test_a_saved_operand_is_read_where_it_begins_in_every_call(name, layout, tangent, dtype, dynamic):
     fn = PRODUCTS[name]

@@ -71,12 +71,13 @@ LOADED = """
 
 PROGRAMS = {
     "fork": FORKED,
-    "spawn": SPAWNED,
     "workers forked": LOADED.format(how="fork", workers=2, times=2),
     "workers spawned": LOADED.format(how="spawn", workers=1, times=1),
+    "spawn": SPAWNED,  # as the workers before
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_functions_in_other_processes(name: str, tmp_path: Path, warm_python: Any) -> None:
     if "fork" in name and not hasattr(os, "fork"):

@@ -391,6 +391,7 @@ class Split(nn.Module):
 KINDS = (Normed, Views, Writes, Counted, Detaches, Silent, Checkpointed, Split)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     ("kind", "training"), [*((kind, True) for kind in KINDS if kind is not Writes), *((kind, False) for kind in KINDS)]
 )
@@ -571,6 +572,5 @@ def test_layers_that_take_other_values_are_not_alike() -> None:
 
 def test_hundreds_of_layers_are_found() -> None:
     x = torch.randn(5, 8)
-    for count in (50, 200):
-        (found,) = find_layers(graph_of(Stack(lambda: Gated(16), count=count), x), 6)
-        assert len(found.layers) >= count - 1
+    (found,) = find_layers(graph_of(Stack(lambda: Gated(16), count=200), x), 6)
+    assert len(found.layers) >= 199

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("case", CASES)
 def test_each_stage_saved_and_loaded_ends_in_what_eager_gives(case: str, name: str, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def assert_same(got: Any, want: Any) -> None:
         torch.testing.assert_close(ours, reference)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 @pytest.mark.parametrize("program", COPIES)
 @pytest.mark.covers("F1.64", "F5e.1", "F5g.27", "F5b.9", "F5f.35")

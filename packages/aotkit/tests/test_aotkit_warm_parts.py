@@ -178,6 +178,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("name", "gradients"), cases())
 def test_a_graph_in_parts_is_loaded_without_entering_any_stage(
     name: str, gradients: bool, no_compile: Callable[[], None]
@@ -197,6 +198,7 @@ def test_a_graph_in_parts_is_loaded_without_entering_any_stage(
     assert set(recorder.stage_seconds()) == {"cache-key", "cache-read", "cache-bind"}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"running", "loop", "loop_with_gradients", "rows"}))
 def test_with_sizes_known_at_run_time_only(name: str, no_compile: Callable[[], None]) -> None:
     fn = PROGRAMS[name]
