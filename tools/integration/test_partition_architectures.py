@@ -37,6 +37,7 @@ OPTIONS = {
 
 
 @pytest.mark.covers("F3.7")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -61,6 +61,7 @@ def gradients(run: Callable[..., Tensor], model: nn.Module, autocast: bool, *arg
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["plain", "causal", "padded"])
 def test_training_equals_eager(kind: str, autocast: bool) -> None:

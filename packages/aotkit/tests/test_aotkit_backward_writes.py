@@ -144,6 +144,7 @@ CASES += [("history", "transposed", "frontend"), ("history", "dense", "dynamo, d
 
 
 @pytest.mark.covers("F1.23", "F1.24")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("name", "layout", "compiled"), CASES)
 def test_a_backward_that_writes_to_an_input(name, layout, compiled):
     write, keep = WRITES[name]

@@ -230,6 +230,7 @@ def two_backwards(call: Callable[[Tensor], Tensor]) -> None:
         loss.backward()
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("function", WRITES)
 @pytest.mark.parametrize("run", [steps, two_forwards_first, no_backward, without_grad, two_backwards])
@@ -387,6 +388,7 @@ def spread(m: Blocks, mesh: DeviceMesh) -> Blocks:
     return m
 
 
+@pytest.mark.sample(ways=1)
 @needs_ranks
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("function", WRITES)

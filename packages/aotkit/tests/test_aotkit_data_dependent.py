@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
 
 
 @pytest.mark.covers("F1.59", "F5g.26")
+@pytest.mark.sample(ways=1)
 @WAYS
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_and_numbers_that_depend_on_data_equal_eager(name: str, wrap: Callable[..., Any]) -> None:
@@ -142,6 +143,7 @@ def test_views_at_places_that_depend_on_data(fn: Callable[..., Any]) -> None:
     assert_like_eager(fn, by_dynamo, *((torch.randn(9), torch.tensor(at)) for at in places))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("value", [True, False, 3, -0.5], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.float16], ids=str)
 def test_an_element_is_returned_as_a_number(value: float, dtype: torch.dtype) -> None:
@@ -344,6 +346,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", DRAWS)
 def test_in_place_random_operations_draw_eagers_numbers_into_any_view(name: str, view: str) -> None:

@@ -25,6 +25,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_deep_model_is_what_eager_computes(name: str, training: bool) -> None:

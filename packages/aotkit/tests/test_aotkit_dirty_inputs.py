@@ -65,6 +65,7 @@ def _without_grad(x: Tensor) -> Tensor:
     return x * 2
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("history", [True, False], ids=["with a history", "without"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_dirty_input_gets_the_functions_own_backward(captured_same_as_eager: Check, name: str, history: bool) -> None:

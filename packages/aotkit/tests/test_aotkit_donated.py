@@ -46,6 +46,7 @@ def writes_its_input(x, w):
 
 
 @pytest.mark.covers("F4.34")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("function", [own_only, saves_an_input_and_an_output, saves_views, writes_its_input])
 @pytest.mark.parametrize("again", [False, True])
 def test_only_memory_of_the_backward_alone_is_used_up(function, again: bool):

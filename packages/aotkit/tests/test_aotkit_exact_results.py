@@ -204,6 +204,7 @@ def test_results_have_eagers_strides_where_dimensions_of_size_one_have_their_own
 # -- ranges, empty dimensions, logarithms, scatters --------------------------------------------------------------------
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
 @pytest.mark.parametrize("ends", [(-1.5, 7, 5), (0.5, 10, 4), (-3, -9.7, 7), (2, 2, 3), (7, -1.5, 6)], ids=str)
 def test_linspace_of_integers_lies_between_the_whole_parts_of_the_ends(ends, dtype):
@@ -268,6 +269,7 @@ def test_the_gradient_of_a_variance_of_large_half_types_is_finite(dtype):
     check(lambda x: x.var(), (draw(40, dtype=dtype) * 2e4).detach().requires_grad_())
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("strides", [(1, 2), (1, 1), (0, 1), (2, 0)], ids=str)
 @pytest.mark.parametrize(
     "scatter",

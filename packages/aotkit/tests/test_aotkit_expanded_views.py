@@ -9,6 +9,7 @@ import aotkit
 from aotkit_functionalize import Unsupported
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(6, 5, 7), (2, 6, 5, 7), (6, 5, 1)], ids=str)
 def test_the_gradient_of_an_expanded_output_has_eagers_bits(dtype, sizes):
@@ -42,6 +43,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("layout", OVERLAPPING)
 def test_a_gradient_reaches_those_elements_of_an_overlapping_input_that_a_view_leads_to(layout, view):
@@ -115,6 +117,7 @@ def test_such_a_view_of_a_value_that_is_written_to_afterwards_is_refused():
     assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(program(x).sum(), x)[0])
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.detach().mul_(2), lambda x: x[1:].add_(1)])
 @pytest.mark.parametrize("late", [False, True])

@@ -63,6 +63,7 @@ def eager(*args: Any, **kwargs: Any) -> Any:
 CASES = [(None, causal), (distance, None), (softcap, with_empty_row), (relative, by_batch), (None, None)]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("score_mod", "mask_mod"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_results_are_torchs(score_mod: Any, mask_mod: Any, dtype: torch.dtype) -> None:
@@ -74,6 +75,7 @@ def test_results_are_torchs(score_mod: Any, mask_mod: Any, dtype: torch.dtype) -
 
 
 @pytest.mark.covers("F5g.21")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("score_mod", "mask_mod"), CASES)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_torchs_call_is_compiled(score_mod: Any, mask_mod: Any, dynamic: bool) -> None:

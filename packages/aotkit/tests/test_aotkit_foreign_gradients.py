@@ -49,6 +49,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 
 
 @pytest.mark.covers("F6.1")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("compiler", [by_hand, by_dynamo])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_gradient_that_is_a_subclass_reaches_a_plain_result(name: str, compiler: Any) -> None:
@@ -101,6 +102,7 @@ VIEWS: list[Callable[[Tensor], Any]] = [
 
 
 @pytest.mark.covers("F6.1")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("compiler", [by_hand, by_dynamo])
 @pytest.mark.parametrize("number", range(len(VIEWS)))
 @pytest.mark.parametrize("make", [two, plain])

@@ -169,6 +169,7 @@ def test_without_a_process_group_there_is_no_link() -> None:
         measure_link()
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", ["link_latency", "link_bandwidth"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_link_takes_time(name: str, value: float) -> None:

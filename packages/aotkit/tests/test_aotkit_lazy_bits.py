@@ -106,6 +106,7 @@ def _cases(table: list[Any]) -> list[Any]:
     return [pytest.param(fn, makes, id=f"{name}-{next(iter(makes))}") for (name, fn), makes in table]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("fn", "makes"), _cases(READING))
 def test_an_input_with_a_bit_is_read_as_it_is_meant_and_gets_its_gradient(
     captured_same_as_eager: Check, fn: Callable[..., Any], makes: dict[str, Callable[[], Tensor]]
@@ -115,6 +116,7 @@ def test_an_input_with_a_bit_is_read_as_it_is_meant_and_gets_its_gradient(
         captured_same_as_eager(fn, lambda make=make: [make().detach().requires_grad_()])
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("fn", "makes"), _cases(WRITING))
 def test_a_write_through_a_bit_lands_in_the_memory_behind_it(
     captured_same_as_eager: Check, fn: Callable[..., Any], makes: dict[str, Callable[[], Tensor]]
@@ -129,6 +131,7 @@ def _with_history(make: Callable[[], Tensor]) -> Tensor:
     return torch._neg_view(leaf * 1.5) if leaf.is_neg() else (leaf * 1.5).conj()
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("fn", "makes"), _cases(VIEWING))
 def test_a_view_of_an_input_has_eager_modes_bits(
     captured_same_as_eager: Check, fn: Callable[..., Any], makes: dict[str, Callable[[], Tensor]]
@@ -346,6 +349,7 @@ def test_python_numbers_beside_complex_and_real_arguments(captured_same_as_eager
     torch.testing.assert_close(aotkit.aot_function(fn, lambda graph, _: graph)(x, z, number), fn(x, z, number))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("bit", [torch._neg_view, torch.conj, lambda x: torch._neg_view(x.conj())])
 @pytest.mark.parametrize("view", [lambda x: x[1:], lambda x: x[:, ::2].t(), lambda x: x.split(2)[1]])
 def test_a_part_of_a_value_that_was_written_to_under_a_bit_keeps_its_strides(bit, view):
@@ -375,6 +379,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")  # by eager mode's squeeze_(dim)
 @pytest.mark.parametrize("bit", BITS)
 @pytest.mark.parametrize("change", IN_PLACE)
@@ -394,6 +399,7 @@ def test_views_of_what_changed_its_shape_in_place_keep_the_bits(
     captured_same_as_eager(write, lambda: [BITS[bit](_complex(3, 1, 4, 1))])
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("bit", BITS)
 @pytest.mark.parametrize("lies", [lambda x: x.transpose(0, 2), lambda x: x[::2], lambda x: x[:1].expand(4, -1, -1)])
 def test_squeezing_a_view_with_a_bit_that_eager_mode_writes_anew_is_refused(

@@ -125,6 +125,7 @@ def test_a_copy_of_an_input_onto_itself_leaves_no_node(keep: bool) -> None:
 
 
 @pytest.mark.covers("F1.15")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
     "view",

@@ -136,6 +136,7 @@ def test_as_strided_is_refused_where_the_storage_of_this_call_ends_before():
         compiled(torch.arange(8.0))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64], ids=str)
 @pytest.mark.parametrize("fn", [torch.trace, torch.diag, torch.ops.aten.diagonal_copy.default])
 def test_diagonals_of_tensors_whose_offset_is_a_symbol_equal_eager(fn, dtype):

@@ -150,6 +150,7 @@ PLANES = [
 
 
 @pytest.mark.covers("F5g.17")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=["planes", "channels last"])
 @pytest.mark.parametrize(**rows(PLANES))
 def test_a_convolution_keeps_the_layout_that_eager_gives_it(

@@ -120,6 +120,7 @@ def test_random_numbers_are_drawn_into_an_input_as_in_eager_mode(name: str) -> N
             _check(fn, aotkit.aot_function(fn, lambda graph, _: graph), make, grad=False)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", ["dropout", "bernoulli_(tensor)", "poisson", "normal(tensors)", "rrelu"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compiled_random_numbers_follow_memory_as_in_eager_mode(name: str, dynamic: bool) -> None:
@@ -155,6 +156,7 @@ FUNCTIONAL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("sizes", "strides"), OVERLAPPING)
 @pytest.mark.parametrize("draw", FUNCTIONAL)
 def test_numbers_drawn_like_a_tensor_that_overlaps_itself(draw: str, sizes: Any, strides: Any) -> None:

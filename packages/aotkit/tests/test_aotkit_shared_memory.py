@@ -61,6 +61,7 @@ def whole_and_part(grad: bool) -> Callable[[], list[Tensor]]:
 
 
 @pytest.mark.covers("F1.68", "F1.46", "F4.21")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_of_the_argument_that_was_not_written_to_is_that_of_eager(
@@ -244,6 +245,7 @@ SYMBOLIC: dict[str, Callable[[int], list[Tensor]]] = {
 
 
 @pytest.mark.covers("F4.21")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("how", ["aot_function", "torch.compile"])
 @pytest.mark.parametrize("make", SYMBOLIC.values(), ids=SYMBOLIC)
 def test_arguments_that_share_memory_may_have_symbolic_sizes(how: str, make: Callable[[int], list[Tensor]]) -> None:

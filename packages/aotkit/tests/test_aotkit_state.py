@@ -93,6 +93,7 @@ STAGES += [("lower", 2), ("graph-passes", 2), ("lowering", 2), ("schedule", 2), 
 
 
 @pytest.mark.covers("F2.8")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize(("stage", "number"), STAGES)
 def test_a_compile_that_fails_leaves_the_process_as_it_was(

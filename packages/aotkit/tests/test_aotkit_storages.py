@@ -55,6 +55,7 @@ def made_smaller(x: Tensor) -> Tensor:
 
 
 @pytest.mark.covers("F1.70")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("fn", [enlarged, enlarged_and_returned, enlarged_like, made_smaller])
 def test_an_input_resized_in_place_has_its_new_size_after_the_call(
     same_as_eager: Check, fn: Callable[..., object]
@@ -119,6 +120,7 @@ def view_of_the_storage_in_between(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.covers("F1.8", "F1.38")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("make", [pair, parameter_and_value])
 @pytest.mark.parametrize("fn", [data_of_input, data_of_intermediate, data_exchanged_and_put_back])
 def test_data_given_to_a_tensor_is_its_data_after_the_call(
@@ -208,6 +210,7 @@ def use_and_free(p: Tensor, shard: Tensor) -> Tensor:
 
 
 @pytest.mark.covers("F1.11")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     "fn, size, grad",
     [

@@ -132,6 +132,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.covers("F2.41")
+@pytest.mark.sample(ways=1)
 @WAYS
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_autograd_functions_keep_their_own_backward(name: str, wrap: Callable[..., Any]) -> None:
@@ -223,6 +224,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.covers("F1.63", "F5g.27")
+@pytest.mark.sample(ways=1)
 @WAYS
 @pytest.mark.parametrize("name", OPERATORS)
 def test_custom_operators_return_and_write_as_in_eager(name: str, wrap: Callable[..., Any]) -> None:

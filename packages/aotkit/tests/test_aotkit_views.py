@@ -54,6 +54,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.covers("F1.67")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_elements_between_windows_that_are_written_to_keep_their_values(
@@ -68,6 +69,7 @@ def test_elements_between_windows_that_are_written_to_keep_their_values(
 
 
 @pytest.mark.covers("F1.67")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_gradients_flow_around_windows_that_are_written_to(same_as_eager: Check, windows: str) -> None:
     def fn(x: Tensor, y: Tensor) -> Tensor:
@@ -80,6 +82,7 @@ def test_gradients_flow_around_windows_that_are_written_to(same_as_eager: Check,
     same_as_eager(fn, lambda: [leaf.clone().requires_grad_(), leaf.sin().requires_grad_()])
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("size", "step", "lies"), [(1, 3, (0, 0)), (2, 5, (2, 1)), (2, 3, (1, 1)), (2, 1, (2, 1))])
 def test_gradients_of_windows_of_a_leaf_that_repeats_its_memory_are_those_of_its_elements(
     same_as_eager: Check, size: int, step: int, lies: tuple[int, int]
@@ -114,6 +117,7 @@ OVERLAPPING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.covers("F1.71")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("layer", ["aot_function", "torch.compile"])
 @pytest.mark.parametrize("view", OVERLAPPING)
 def test_a_write_to_a_view_that_overlaps_itself_is_refused_and_the_view_named(view: str, layer: str) -> None:
@@ -225,6 +229,7 @@ def test_a_value_may_change_after_a_copy_of_it_was_used(use: str) -> None:
 
 
 @pytest.mark.covers("F1.33")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("view", [lambda y: y.view(-1), lambda y: y[1:], lambda y: y.t(), lambda y: y.detach()])
 def test_a_lone_view_of_an_intermediate_needs_no_base(same_as_eager: Check, view: Callable[[Tensor], Tensor]) -> None:
     captured = capture(lambda x: [view(x * 2)], [torch.randn(3, 4, requires_grad=True)])
@@ -243,6 +248,7 @@ PARTS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.covers("F1.34")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("parts", PARTS)
 def test_parts_of_one_operation_need_no_base(same_as_eager: Check, parts: str) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
@@ -255,6 +261,7 @@ def test_parts_of_one_operation_need_no_base(same_as_eager: Check, parts: str) -
     same_as_eager(fn, lambda: [torch.randn(3, 4, requires_grad=True)], lone_view=True)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -295,6 +302,7 @@ REPLAYED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 @pytest.mark.covers("F1.41", "F1.42")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("view", "method"), REPLAYED.values(), ids=REPLAYED)
 def test_a_view_is_recorded_by_what_it_is_and_taken_by_the_plainest_operation(
@@ -359,6 +367,7 @@ SAME = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SAME)
 def test_a_write_to_what_an_operation_gave_back_is_a_write_to_its_argument(name, dynamic):

@@ -169,6 +169,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(ways=1)
 @needs_tiles
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -311,6 +312,7 @@ def nest_of(program: Callable[..., Any], args: list[torch.Tensor]) -> Program:
     return made
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_its_nest_means_what_the_operator_does(case: Case, dtype: torch.dtype) -> None:

@@ -73,6 +73,7 @@ def test_indices_that_are_computed_tell_nothing() -> None:
     assert load.mask is not None
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("size", range(4, 40))
 @pytest.mark.parametrize("width", beside.WIDTHS)
 def test_blocks_take_each_iteration_once(size: int, width: int) -> None:
@@ -116,6 +117,7 @@ def run(f: Callable[..., Any], args: Sequence[torch.Tensor]) -> list[torch.Tenso
     return list(compile_graph(graph, options=OPTIONS)(list(args)))
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("seed", range(40))
 def test_windows_have_the_bits_that_they_have_one_after_the_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)

@@ -79,6 +79,7 @@ def check(f: Program, *args: torch.Tensor, **options: object) -> CompiledGraph:
     return made
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
 def test_all_orientations_and_types(rows: int, dtype: torch.dtype, sites: list[FewRowsSite]) -> None:

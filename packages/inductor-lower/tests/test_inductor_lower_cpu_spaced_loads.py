@@ -34,6 +34,7 @@ def _largest(stride: int, pad: int, x: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(largest) + at
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_so_many_th_element(dtype: torch.dtype, processor: str | None) -> None:

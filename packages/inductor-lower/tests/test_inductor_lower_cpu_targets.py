@@ -85,6 +85,7 @@ def test_code_for_a_lesser_processor_gives_eagers_results_here(processor: Any, t
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound, equal_nan=True)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", LEVELS)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs_give_the_interpreters_results_on_every_level(processor: str, seed: int) -> None:

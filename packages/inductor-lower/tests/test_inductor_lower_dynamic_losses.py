@@ -11,6 +11,7 @@ from aotkit_inductor_lower import compile_graph
 aten = torch.ops.aten
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dynamic", ["ignored", "reduction", "both"])
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_gradients_of_the_negative_log_likelihood(reduction: int, dynamic: str) -> None:

@@ -47,6 +47,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
 def test_sums_of_all_lengths_are_those_of_float64(rows: int, level: str, ways: list[str]) -> None:
@@ -59,6 +60,7 @@ def test_sums_of_all_lengths_are_those_of_float64(rows: int, level: str, ways: l
     assert len(ways) == len(lengths)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("stride", [65, 66, 80, 131])
 def test_rows_may_begin_anywhere(stride: int, level: str, ways: list[str]) -> None:
@@ -68,6 +70,7 @@ def test_rows_may_begin_anywhere(stride: int, level: str, ways: list[str]) -> No
     assert ways
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("place", [0, 1, 30, 31, 32, 63, 64, 70])
 def test_infinities_and_nans_stay_where_they_are(place: int, level: str) -> None:

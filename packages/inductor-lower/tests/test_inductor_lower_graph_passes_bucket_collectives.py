@@ -233,6 +233,7 @@ def random_program(seed):
     return f
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_programs(seed):
     args = [numbers(4, 4) / 4 for _ in range(3)]

@@ -125,6 +125,7 @@ def test_keys_repeated_for_groups_of_queries_and_as_many_keys_as_one_likes():
 
 
 @pytest.mark.covers("F5b.5", "F5f.23")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_odd_numbers_come_out_where_they_do_in_eager(where, odd):

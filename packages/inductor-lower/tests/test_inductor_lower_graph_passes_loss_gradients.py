@@ -41,6 +41,7 @@ def compiled(f: Callable[..., Any], args: list[torch.Tensor], **settings: Any) -
     return compile_graph(graph, options=options), len(sums)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_are_those_of_the_sums(dtype: torch.dtype, reduction: str) -> None:

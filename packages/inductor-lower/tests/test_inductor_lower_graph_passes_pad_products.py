@@ -39,6 +39,7 @@ def products(graph: GraphModule) -> list[tuple[list[int], ...]]:
     return [tuple(list(arg.meta["val"].shape) for arg in node.args[-2:]) for node in found]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("left", ["rows", "columns"])

@@ -34,6 +34,7 @@ def operands(images: int, channels: int, results: int, size: int, stride: list[i
     return torch.randn(images, results, *places, dtype=dtype).to(memory_format=LAST), x, w
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize(
     "wanted", [[False, True, False], [True, True, False], [True, True, True], [True, False, False]]

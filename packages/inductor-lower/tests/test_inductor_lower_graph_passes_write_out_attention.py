@@ -61,6 +61,7 @@ def operands(
     return [torch.randn(size, dtype=dtype) for size in sizes]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_it_is_as_exact_as_flash_attention(rows: int, dtype: torch.dtype) -> None:

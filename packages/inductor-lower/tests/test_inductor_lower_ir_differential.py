@@ -39,6 +39,7 @@ def test_scheduling_fuses_some_of_the_random_programs() -> None:
     assert sum(len(schedule_program(p)[0].steps) < len(p.steps) for p in programs) >= 3
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "approximate"])
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.covers("F5d.4", "F5g.1", "F5g.8")

@@ -25,6 +25,7 @@ from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(60))
 def test_a_random_program_verifies_prints_and_runs(seed: int) -> None:
     program = random_program(seed)

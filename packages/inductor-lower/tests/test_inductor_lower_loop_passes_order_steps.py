@@ -109,6 +109,7 @@ def random_graph(seed):
 
 
 @pytest.mark.covers("F5h.15")
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(20))
 def test_no_order_holds_more_than_the_graphs_own_and_results_are_eagers(seed):
     f = random_graph(seed)

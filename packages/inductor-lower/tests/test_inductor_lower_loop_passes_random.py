@@ -63,6 +63,7 @@ def matrices():
     return [torch.randn(SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(3)]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(24))
 def test_a_scheduled_random_graph_computes_what_eager_does_in_no_more_kernels(seed):
     f = program(seed)

@@ -343,6 +343,7 @@ def test_what_is_stored_before_a_long_sum_is_stored_once():
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("columns", range(9, 32))
 @pytest.mark.parametrize("rows", [11, 13])
 def test_rows_that_no_number_of_rows_divides_are_not_folded_one_by_one(columns, rows):

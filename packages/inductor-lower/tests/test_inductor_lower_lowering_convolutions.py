@@ -206,6 +206,7 @@ def test_random_convolutions_are_what_their_parts_say(seed: int) -> None:
             assert_results(case, f, args, graph(list(args)))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", ["padded", "depthwise", "depthwise, strided", "strided", "of points", "of bfloat16"])
 @pytest.mark.parametrize("processor", ["host", "x86-64-v3"])
 def test_generated_kernels_of_convolutions(name: str, processor: Any) -> None:
@@ -221,6 +222,7 @@ def pointwise(channels: int, results: int, last: bool, size: tuple[int, int] = (
     return Case((2, channels, *size), (results, channels, 1, 1), (1, 1), (0, 0), (1, 1), bias=False, last=last)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize(("channels", "results"), [(4, 8), (17, 10), (128, 31), (16, 64), (33, 130)])
 def test_convolutions_of_one_tap_are_sums_in_onednns_order_and_right_gradients(
@@ -259,6 +261,7 @@ def summed_in_order(case: Case, x: torch.Tensor, w: torch.Tensor) -> torch.Tenso
     return total
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("taps", "pad"), [((3, 3), (1, 1)), ((3, 3), (0, 0)), ((2, 4), (0, 1)), ((1, 9), (0, 4))])

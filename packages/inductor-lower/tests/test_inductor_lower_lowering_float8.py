@@ -80,6 +80,7 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("to", TYPES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.covers("F5g.5")

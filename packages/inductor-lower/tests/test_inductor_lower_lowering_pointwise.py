@@ -57,6 +57,7 @@ def test_operands_promote_as_torch_promotes_them(count):
 
 
 @pytest.mark.covers("F5g.1")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "name",
@@ -70,6 +71,7 @@ def test_unary_ops_equal_eager_on_ordinary_and_special_values(check, name, dtype
 
 
 @pytest.mark.covers("F5g.2")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 @pytest.mark.parametrize("name", _INTEGER.split())
 def test_integer_ops_wrap_and_round_as_eager(check, name, dtype):
@@ -89,6 +91,7 @@ def test_unary_ops_of_integers_equal_eager(check, dtype):
 
 
 @pytest.mark.covers("F5g.1")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("left", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("right", [torch.float64, torch.float16, torch.int64, torch.int8, torch.bool], ids=str)
 def test_mixed_operands_promote_as_eager(check, left, right):
@@ -106,6 +109,7 @@ def test_python_numbers_and_zero_dimensional_tensors_do_not_widen(check, dtype):
     check(lambda x, s: (x + 2, x * 0.1, 3 - x if x.dtype != torch.bool else x, x + s, x / 3), values(dtype, 9), scalar)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "f",

@@ -88,6 +88,7 @@ def test_normal_and_exponential_numbers_follow_from_uniform_ones(dtype: torch.dt
     torch.testing.assert_close(draw(lambda x: aten.exponential(x, 2.5), x).double(), exponential, **bound)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", DIGITS, ids=str)
 def test_what_dropout_keeps_and_coins_show_is_below_the_probability(dtype: torch.dtype, probability: float) -> None:

@@ -17,6 +17,7 @@ F = torch.nn.functional
 
 
 @pytest.mark.covers("F5g.8", "F5g.9", "F5g.10")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("keepdim", [False, True])
 def test_reductions_over_any_dimensions_are_one_kernel(check, dims, keepdim):
@@ -35,6 +36,7 @@ def test_reductions_over_any_dimensions_are_one_kernel(check, dims, keepdim):
         assert result.kernels == 1 and not result.externs
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
 def test_each_element_is_rounded_to_the_type_that_is_asked_for_before_it_is_added_up(check, given, dtype):
@@ -57,6 +59,7 @@ def test_products_of_truths_are_truths(check, given):
     assert not result.externs
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)], ids=str)
 def test_what_lies_in_several_runs_of_memory_is_added_up_before_it_is_rounded(check, order, dtype):
@@ -114,6 +117,7 @@ def test_products_and_counts(check):
 
 
 @pytest.mark.covers("F5h.4")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dim", [-1, 0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_softmax_and_its_derivative_are_one_kernel_each(check, dim, dtype):
@@ -318,6 +322,7 @@ def test_a_hash_has_the_bits_of_eagers(check, dtype):
     check(lambda x: torch.hash_tensor(x, 1).view(torch.int64), torch.randn(2, 70000).to(dtype), aten=("view",))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 @pytest.mark.parametrize("sizes", [(8, 33), (3, 3000), (2, 70000)], ids=str)
 def test_a_hash_is_of_its_own_type_in_the_kernel_that_makes_its_elements(processor, sizes):

@@ -17,6 +17,7 @@ def numbers(*shape, dtype=torch.float32):
 
 
 @pytest.mark.covers("F5g.11")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_cumulative_sums_products_and_extrema_equal_eager(check, dtype, dim):

@@ -57,6 +57,7 @@ def test_a_mask_with_one_value_is_a_selection(check):
 
 
 @pytest.mark.covers("F5g.13")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_scatters_of_every_kind_equal_eager(check, dtype, dim):
@@ -82,6 +83,7 @@ def test_scatters_of_every_kind_equal_eager(check, dtype, dim):
 
 
 @pytest.mark.covers("F5g.13")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 def test_scatter_reduce_and_index_reduce_equal_eager(check, reduce, include_self):
@@ -284,6 +286,7 @@ ADDED: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ADDED)
 def test_channels_that_lie_side_by_side_are_added_as_vectors(check, name, dtype):
@@ -300,6 +303,7 @@ def test_channels_that_lie_side_by_side_are_added_as_vectors(check, name, dtype)
     torch.testing.assert_close(compiled([grad])[0], fn(grad), rtol=2e-2 if dtype is torch.bfloat16 else 2e-5, atol=2e-4)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("exact", ["", "_exact"])
 @pytest.mark.parametrize("size", [(10, 6), (15, 18), (5, 60), (205, 246), (11, 6), (7, 12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -347,6 +351,7 @@ def test_upsampling_by_a_factor_in_other_ranks_equals_eager(check, mode):
     assert not check(f, x, table=decompositions(), tolerance=1e-4).externs
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("factors", [(), (1.5, 1.5)], ids=["sizes", "factors"])
 @pytest.mark.parametrize("size", [(5, 4), (5, 9), (7, 6), (3, 2)])
 @pytest.mark.parametrize("corners", [False, True])
@@ -374,6 +379,7 @@ ADDITIONS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", ADDITIONS)
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 2, 1), (1, 2, 0)], ids=str)
 def test_where_numbers_lie_does_not_change_the_order_in_which_they_are_added_up(name, order):

@@ -107,6 +107,7 @@ def test_gradients_of_upsampled_halves_are_added_up_in_single_precision(check, d
 
 
 @pytest.mark.covers("F5g.8")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, -1, float("inf"), float("-inf")])
 def test_norms_of_every_order_equal_eager(check, dtype, order):

@@ -50,6 +50,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", [*READS, *WRITES])
 def test_an_index_out_of_range_raises_as_eager_does_and_the_next_call_is_right(name: str, compiled: Compile) -> None:
     f = {**READS, **WRITES}[name]
@@ -64,6 +65,7 @@ def test_an_index_out_of_range_raises_as_eager_does_and_the_next_call_is_right(n
     torch.testing.assert_close(run(x, right)[0], f(x, right))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.uint8])
 def test_an_integer_division_by_zero_raises_as_eager_does(dtype: torch.dtype, compiled: Compile) -> None:
     x, y = torch.arange(1, 38).to(dtype), torch.ones(37, dtype=dtype)
@@ -101,6 +103,7 @@ def test_shifts_by_the_width_and_over_give_eagers_values(dtype: torch.dtype, com
         assert torch.equal(compiled(f, x, by)(x, by)[0], f(x, by))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("target", [torch.int32, torch.int64])
 def test_nan_and_infinity_become_the_integers_that_eager_gives(
@@ -131,6 +134,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_tensors_without_elements_give_eagers_results(name: str, mode: str, compiled: Compile) -> None:
@@ -151,6 +155,7 @@ def unaligned(values: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=values.dtype, offset=1).view(values.shape)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int16]
 )

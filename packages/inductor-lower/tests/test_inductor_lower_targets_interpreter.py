@@ -231,6 +231,7 @@ def test_a_training_step_gives_eagers_gradients() -> None:
 RELATIVE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_program_gives_what_the_reference_gives(seed: int, exact: bool) -> None:

@@ -559,6 +559,7 @@ return y
 """)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("dtype", "short"), [("bfloat16", "bf16"), ("float32", "f32"), ("float64", "f64")])
 @pytest.mark.parametrize("rows", [512, 8192, 20000])
 def test_columns_are_summed_128_bytes_of_a_row_at_once(dtype: str, short: str, rows: int) -> None:

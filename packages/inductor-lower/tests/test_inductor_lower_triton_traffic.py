@@ -294,6 +294,7 @@ def test_biases_of_signals_and_volumes(rank: int) -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_gradients_of_losses_have_the_bits_of_sums_over_rows(dtype: torch.dtype, reduction: str) -> None:

@@ -79,6 +79,7 @@ READERS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("layout", [rows, columns])
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.covers("F5e.1")
