@@ -36,6 +36,7 @@ PROGRAMS = {
 
 
 @pytest.mark.covers("F1.40", "F2.6", "F2.7")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "plain"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_capture_serves_other_sizes(layer, compare, name, grad):

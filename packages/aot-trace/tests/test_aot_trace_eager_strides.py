@@ -155,6 +155,7 @@ def test_losses_that_are_not_reduced_have_eagers_strides(f):
 X = torch.randn(60)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -193,6 +194,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parameters", ["half", "float32"])
 @pytest.mark.parametrize("norm", NORMS)

@@ -78,6 +78,7 @@ def recorded(program, grad, dynamic):
     return found.graph.code, str(found.metadata), str(layouts)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

@@ -77,6 +77,7 @@ def flat_module(module):
 
 
 @pytest.mark.covers("F2.12", "F2.13", "F2.14")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("decompositions", [{}, core_aten_decompositions()], ids=["aten", "core"])
 @pytest.mark.parametrize("name", MODULES)
 def test_the_joint_graph_of_a_module_computes_eagers_outputs_and_gradients(layer, run_graph, name, decompositions):
@@ -103,6 +104,7 @@ def test_the_joint_graph_of_a_module_computes_eagers_outputs_and_gradients(layer
         torch.testing.assert_close(x.grad, x2.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", MODULES)
 def test_the_inference_graph_of_a_module_computes_eagers_outputs(layer, run_graph, name):
     make, make_input = MODULES[name]

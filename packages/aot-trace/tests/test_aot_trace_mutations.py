@@ -134,6 +134,7 @@ PROGRAMS = [
 
 
 @pytest.mark.covers("F1.6", "F1.7", "F1.9", "F1.10", "F1.18", "F1.19", "F1.20", "F1.21")
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("make", [grad_and_plain, plain_and_grad, plain])
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_what_the_caller_sees_after_a_mutation_is_what_eager_shows(check, fn, make):
@@ -576,6 +577,7 @@ GAPPED = {
 }
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("gapped", GAPPED)
 @pytest.mark.parametrize("view", STRIDE_DEPENDENT)
 def test_a_view_that_depends_on_strides_of_an_input_with_gaps_that_was_written_to(check, view, gapped):

@@ -69,6 +69,7 @@ PROGRAMS = [
 
 
 @pytest.mark.covers("F1.27", "F1.28", "F1.29", "F1.30", "F1.31", "F1.32", "F1.36", "F1.44")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("make", [one_grad, one_plain])
 @pytest.mark.parametrize(("fn", "kinds"), PROGRAMS)
 def test_outputs_alias_what_they_alias_in_eager(check, fn, kinds, make):
@@ -80,6 +81,7 @@ def test_outputs_alias_what_they_alias_in_eager(check, fn, kinds, make):
         assert found == kinds
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(("fn", "kinds"), PROGRAMS)
 def test_outputs_are_classified_alike_when_gradients_are_off(layer, fn, kinds, mode):
@@ -129,6 +131,7 @@ BITS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("name", BITS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_graph_has_no_lazy_bits_and_the_records_have(check, name, grad):

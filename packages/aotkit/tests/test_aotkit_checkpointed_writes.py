@@ -517,7 +517,7 @@ def body_of(m: Blocks, plan: Sequence[str]) -> Callable[[Tensor], Tensor]:
     return body
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_regions_write_as_often_as_in_eager_mode_or_are_refused(seed: int) -> None:
     program = random_program(seed)
@@ -527,13 +527,15 @@ def test_random_regions_write_as_often_as_in_eager_mode_or_are_refused(seed: int
         assert "a checkpointed region" in str(refusal)
 
 
-def test_most_random_regions_are_not_refused() -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("programs", [12, 40])
+def test_most_random_regions_are_not_refused(programs: int) -> None:
     refused = 0
-    for seed in range(40):
+    for seed in range(programs):
         torch._dynamo.reset()
         compiled = torch.compile(Blocks(random_program(seed)), backend="aotkit", options={"fallback": "error"})
         try:
             compiled(torch.randn(7, 5))
         except BackendCompilerFailed:
             refused += 1
-    assert refused <= 10
+    assert refused <= programs // 4

@@ -174,7 +174,7 @@ def _write(value: Tensor, write: Callable[[Tensor], Any]) -> list[Tensor]:
     return [value, *(t for t in (done if isinstance(done, tuple) else ()) if t is not value)]
 
 
-@pytest.mark.sample(ways=2)
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "with a gradient"])
 @pytest.mark.parametrize("name", MADE_INSIDE)
 def test_a_bit_that_is_made_inside(same_as_eager: Check, name: str, grad: bool) -> None:
@@ -411,7 +411,7 @@ def test_squeezing_a_view_with_a_bit_that_eager_mode_writes_anew_is_refused(
     assert aotkit.aot_function(lambda x: [x.squeeze_(0)], aotkit.nop)(kept)[0] is kept
 
 
-@pytest.mark.sample(ways=2)
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("bits", [torch._neg_view, torch.conj, lambda x: torch._neg_view(x.conj())])
 @pytest.mark.parametrize("memory", [lambda m: m, lambda m: m[::2], lambda m: m[1:], lambda m: m.t()])
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def observe(run: Callable[..., Any], program: Program, seed: int) -> dict[str, A
 
 
 @pytest.mark.covers("F1.2", "F2.31", "F2.32", "F4.15")
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks, and hides it
 @pytest.mark.parametrize("first", range(0, 80, 20))
 def test_random_programs_over_subclasses_cannot_be_told_from_eager(first: int) -> None:

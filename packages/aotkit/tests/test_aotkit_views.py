@@ -178,7 +178,7 @@ CUSTOM: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sample(ways=2)
+@pytest.mark.sample(ways=1)
 @pytest.mark.covers("F1.35")
 @pytest.mark.parametrize("function", [Flattened, Itself, Returned])
 @pytest.mark.parametrize("use", CUSTOM)

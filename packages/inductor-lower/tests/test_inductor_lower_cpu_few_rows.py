@@ -312,6 +312,7 @@ def of_seen(transposed: bool) -> Program:
     return f
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_what_a_condition_hides_is_not_read(rows: int, transposed: bool, sites: list[FewRowsSite]) -> None:
@@ -340,6 +341,7 @@ class AnyProcessor:
         return True
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_columns_that_lie_apart_are_each_summed_once(

@@ -306,6 +306,7 @@ def test_the_norm_of_equal_numbers_divides_by_the_root_of_its_epsilon_alone(chec
 HASHED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", HASHED, ids=str)
 def test_a_hash_has_the_bits_of_eagers(check, dtype):
     x = torch.randn(6, 5, 40) * 4

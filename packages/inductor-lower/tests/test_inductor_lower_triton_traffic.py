@@ -75,6 +75,7 @@ def test_columns_are_summed_in_chunks_though_each_row_has_a_mean_of_its_own() ->
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_partial_sums_of_columns_lie_side_by_side_as_the_columns_do(dtype: torch.dtype) -> None:
     """So the innermost axis of the tile is along the columns: at least 128 bytes of each row at once."""
@@ -168,6 +169,7 @@ def same_layout(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(25))
 def test_random_programs_compute_the_same_when_their_small_kernels_come_together(seed: int) -> None:
     program = random_program(seed)
@@ -370,6 +372,7 @@ def test_a_dear_value_with_two_readers_is_computed_twice_on_a_device() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_batch_norm_behind_a_bias_is_shared_out_over_the_device(dtype: torch.dtype) -> None:
     """The sum with the bias is stored for the backward, and read once more, not twice."""

@@ -91,7 +91,7 @@ def test_sums_of_columns_are_kept_while_rows_are_walked(name: str) -> None:
         assert own <= 4 * others + 1e-4
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_shapes_give_what_eager_gives(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -119,6 +119,7 @@ def assert_equals_eager(module, x, partition_fn, dynamic=False):
 
 
 @pytest.mark.covers("F3.1", "F3.7")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("partition_fn", [min_cut_rematerialization_partition, default_partition])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_eager_inside_torchs_aot_function(name, partition_fn):
@@ -127,6 +128,7 @@ def test_gradients_equal_eager_inside_torchs_aot_function(name, partition_fn):
 
 
 @pytest.mark.covers("F3.3", "F3.36")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("partition_fn", [min_cut_rematerialization_partition, default_partition])
 @pytest.mark.parametrize("name", ["mlp", "residual", "encoder", "gated", "attention"])
 def test_gradients_equal_eager_under_dynamic_shapes(name, partition_fn):

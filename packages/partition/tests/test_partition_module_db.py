@@ -80,6 +80,7 @@ def trained(module, run, inputs):
 
 
 @pytest.mark.covers("F3.7")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("options", [PartitionOptions(), PartitionOptions(strategy="min-peak")], ids=["cut", "peak"])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_a_module_equal_eager(name, options):

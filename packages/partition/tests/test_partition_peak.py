@@ -93,6 +93,7 @@ def measured(result, inputs):
 
 
 @pytest.mark.covers("F3.55")
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_simulated_peak_is_the_measured_one(name, how, captured):
@@ -105,7 +106,8 @@ def test_the_simulated_peak_is_the_measured_one(name, how, captured):
 
 
 @pytest.mark.covers("F3.38", "F3.55")
-@pytest.mark.parametrize("name", ["language", "convolutions", "dropout"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["convolutions", "dropout", "language"])
 def test_the_measured_peak_rises_with_the_peak_budget(name, captured):
     joint, count, inputs = captured(name)
     results = [partition(joint, count, PartitionOptions(strategy="min-peak", memory_budget=b)) for b in STEPS]

@@ -171,6 +171,7 @@ def _compare(expected, found):
             assert found[key] == want, key
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize(
     ("grad", "non_leaf_x"), [(False, False), (True, False), (True, True)], ids=["inference", "training", "both"]
 )

@@ -217,6 +217,7 @@ def _check(programs: Sequence[Any], same_as_eager: Check, calls: Sequence[int] =
     return compared, refused
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("first", range(0, 90, 30))
 def test_random_programs_cannot_be_told_from_eager(same_as_eager: Check, family: str, first: int) -> None:

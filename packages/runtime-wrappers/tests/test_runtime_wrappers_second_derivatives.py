@@ -126,6 +126,7 @@ def _derivatives(function: Callable[..., Any], computed: bool, which: Sequence[i
     return [*first, *second, *third]
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("keep_inputs", [False, True])
 @pytest.mark.parametrize("saves", [(0, 1), (0,), ()])
 @pytest.mark.parametrize("computed", [False, True], ids=["leaves", "computed"])

@@ -42,6 +42,7 @@ RESULTS: dict[str, Callable[[Tensor, Tensor, Tensor], list[Any]]] = {
 }
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

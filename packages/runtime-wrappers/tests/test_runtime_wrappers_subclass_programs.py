@@ -105,6 +105,7 @@ PROGRAMS: dict[str, Callable[[Any, Any, Any], list[Any]]] = {
 }
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("calls", [(), (4, 6)], ids=["fixed", "varying"])
 @pytest.mark.parametrize("grads", [(), (0, 2), (1,)], ids=str)
