@@ -11,7 +11,8 @@ def test_a_chain_has_about_so_many_nodes() -> None:
     assert abs(len(chain(700).graph.nodes) - 700) < 10
 
 
-@pytest.mark.parametrize("way", ["inference", "training"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("way", ["training", "inference"])
 def test_a_graph_is_compiled_and_equals_eager(way: str) -> None:
     found = measure(100, way)
     assert found["us"] > 0 and found["off"] < 1e-4

@@ -35,5 +35,6 @@ def test_what_asks_first_is_not(source: str) -> None:
     assert list(problems_in(source)) == []
 
 
+@pytest.mark.nightly("the session `lint` runs the same")
 def test_nothing_in_the_packages_stands_in_the_way() -> None:
     assert check_platforms.main() == 0

@@ -139,6 +139,7 @@ def written_out(layer: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a
     return q
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("mask_mod", [causal, with_empty_row])
 def test_gradients_are_those_of_attention_written_out(mask_mod: Any, again: bool) -> None:

@@ -89,7 +89,8 @@ def test_explain_accumulates_no_gradient() -> None:
 
 
 @pytest.mark.covers("F7.1")
-def test_a_second_compile_finds_its_kernels_in_the_cache() -> None:
+def test_a_second_compile_finds_its_kernels_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "1")  # in this mode, which compiles each time, kernels alone are looked for
     events = []
     for _ in range(2):
         torch._dynamo.reset()
