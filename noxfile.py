@@ -611,15 +611,16 @@ def fuzz_ops(session: nox.Session) -> None:
 @session_without_pip
 def sweeps(session: nox.Session) -> None:
     """What is left out at each push: tests marked `nightly`, those marked `sample` with all parameters, all of aotkit
-    in the verify mode, and the numeric tests on all library paths."""
+    in the verify mode, all stages of what inductor-lower compiles, and the numeric tests on all library paths."""
     install_everything(session, *TEST_TOOLS, *TEST_EXTRAS["cache"])
     share(session, *SHARED)
-    tests = [*(f"packages/{name}/tests" for name in PACKAGES if name != "aotkit"), "tools/tests", "tools/integration"]
+    whole = [f"packages/{name}/tests" for name in ("aotkit", "inductor-lower")]
+    others = [f"packages/{name}/tests" for name in PACKAGES if f"packages/{name}/tests" not in whole]
     # Tests of our tools read the sources as they lie here, so that all tests do.
     session.env["PYTHONPATH"] = os.pathsep.join(str(p.path / "src") for p in load_packages().values())
     marked = "(sample or nightly) and not gpu and not system"
-    pytest(session, *tests, "-q", "--whole", "-m", marked, workers=test_workers())
-    pytest(session, "packages/aotkit/tests", "-q", "--whole", workers=test_workers())
+    pytest(session, *whole, "-q", "--whole", workers=test_workers())
+    pytest(session, *others, "tools/tests", "tools/integration", "-q", "--whole", "-m", marked, workers=test_workers())
     numeric_tests(session, whole=True)
 
 
