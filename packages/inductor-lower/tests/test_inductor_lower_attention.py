@@ -141,6 +141,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(ways=1)
 @needs_tiles
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)

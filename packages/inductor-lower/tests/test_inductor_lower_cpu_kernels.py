@@ -91,6 +91,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("first", LAYOUTS)
 @pytest.mark.parametrize("second", LAYOUTS)
 @pytest.mark.covers("F5d.4", "F5g.6")
@@ -121,6 +122,7 @@ loop twice(i0 < 2, i1 < 3, i2 < 8, i3 < 8):
     assert_same(got, x + x)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("size", [(64, 64), (33, 70), (8, 9), (100, 16), (17, 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.int8])
 @pytest.mark.covers("F5d.4")
@@ -157,6 +159,7 @@ REDUCE = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("kind", REDUCE)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("size", [(37, 29), (16, 64), (1, 200), (200, 1), (5, 8), (300, 1000), (3000, 12)])
@@ -184,6 +187,7 @@ loop reduce(i0 < {kept}):
     assert_same(got, want, ulps=max(64, reduced) if kind == "prod" else 16)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("kind", ["max", "min", "argmax", "argmin"])
 @pytest.mark.parametrize("count", [5, 64, 1001])
 def test_a_nan_anywhere_wins_min_max_and_the_first_is_found(kind: str, count: int) -> None:
@@ -205,6 +209,7 @@ loop reduce():
         assert_same(got, want)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 @pytest.mark.parametrize("kind", ["sum", "max", "argmin"])
 def test_reductions_of_other_types_equal_eager(dtype: torch.dtype, kind: str) -> None:
@@ -483,6 +488,7 @@ def test_an_index_out_of_range_is_an_index_error_with_the_users_line(width: int)
             run(text, x, idx)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int8, torch.uint8])
 @pytest.mark.parametrize("op", ["floordiv", "truncdiv", "mod", "fmod"])
 @pytest.mark.covers("F5g.2")

@@ -55,6 +55,7 @@ return y
     )
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
 @pytest.mark.parametrize(("written", "start"), [("+=", "0"), ("*=", "1"), ("min=", "2"), ("max=", "1")])
 def test_stores_that_combine_with_what_is_there(dtype: str, written: str, start: str) -> None:

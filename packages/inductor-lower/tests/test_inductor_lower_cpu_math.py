@@ -51,6 +51,7 @@ def assert_within_two_ulp(got: torch.Tensor, exact: torch.Tensor) -> None:
     assert float(((got.double() - exact).abs() / spacing)[finite].max()) <= 2.0
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("op", FUNCTIONS)
 @pytest.mark.covers("F5d.3", "F5d.4")

@@ -55,6 +55,7 @@ def run(f: Program, *args: torch.Tensor, **options: Any) -> torch.Tensor:
     return got
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_of_all_orientations(size: tuple[int, int, int], dtype: torch.dtype) -> None:

@@ -21,6 +21,7 @@ def same_strides(value: torch.Tensor | int) -> torch.Tensor | int:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.covers("F5d.3", "F5d.4")

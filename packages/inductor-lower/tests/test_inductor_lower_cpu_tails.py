@@ -36,6 +36,7 @@ def compiled(f, args, processor="host"):
     return compile_graph(graph, options=LowerOptions(verify=True, redzones=True, processor=processor))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("n", [19, 31, 77])
 def test_rows_that_are_no_whole_vectors_equal_eager(n, processor):
@@ -95,6 +96,7 @@ def narrow(x, bias):
     )
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("n", [5, 8, 13, 29])
 def test_loops_that_are_no_whole_vectors_equal_eager(n, processor):

@@ -131,6 +131,7 @@ def test_sums_over_several_dimensions() -> None:
 # -- numbers that pieces of bfloat16 have no place for -------------------------------------------------------------
 
 
+@pytest.mark.sample(ways=1)
 @needs_tiles
 @pytest.mark.parametrize("told", ["highest", "high"])
 @pytest.mark.parametrize("number", [INFINITY, -INFINITY, NAN, 3.4e38, -3.402e38])
@@ -144,6 +145,7 @@ def test_numbers_that_are_not_finite(number: float, side: int, told: str, precis
     torch.testing.assert_close(got, want, rtol=2e-5 if told == "highest" else 1e-3, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.sample(ways=1)
 @needs_tiles
 @pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e-38, 1e-42, 1e-45])
 @pytest.mark.parametrize("other", [1e-3, 1.0, 1e15, 1e30])

@@ -123,6 +123,7 @@ def test_the_interpreter_of_programs_reads_packed_constants() -> None:
     torch.testing.assert_close(got, F.relu(x @ w.t()), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0, 1e-39, 3e38])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_special_numbers(value: float, dtype: torch.dtype) -> None:

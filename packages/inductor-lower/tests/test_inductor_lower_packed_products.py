@@ -100,6 +100,7 @@ def check_near(got: torch.Tensor, want: torch.Tensor, true: torch.Tensor) -> Non
     assert off <= 1.5 * (eager + 2e-7)
 
 
+@pytest.mark.sample(ways=1)
 @needs_panels
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
