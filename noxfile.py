@@ -617,11 +617,13 @@ def sweeps(session: nox.Session) -> None:
     share(session, *SHARED)
     whole = [f"packages/{name}/tests" for name in ("aotkit", "inductor-lower")]
     others = [f"packages/{name}/tests" for name in PACKAGES if f"packages/{name}/tests" not in whole]
-    # Tests of our tools read the sources as they lie here, so that all tests do.
-    session.env["PYTHONPATH"] = os.pathsep.join(str(p.path / "src") for p in load_packages().values())
     marked = "(sample or nightly) and not gpu and not system"
-    pytest(session, *whole, "-q", "--whole", workers=test_workers())
-    pytest(session, *others, "tools/tests", "tools/integration", "-q", "--whole", "-m", marked, workers=test_workers())
+    elsewhere = (f"--ignore=packages/aotkit/tests/{name}" for name in RUN_BY_INTEGRATION["aotkit"])
+    pytest(session, *whole, *elsewhere, "-q", "--whole", workers=test_workers())
+    pytest(session, *others, "-q", "--whole", "-m", marked, workers=test_workers())
+    sources = os.pathsep.join(str(p.path / "src") for p in load_packages().values())  # as they lie here, for our tools
+    suites = ("tools/tests", "tools/integration")
+    pytest(session, *suites, "-q", "--whole", "-m", marked, workers=test_workers(), PYTHONPATH=sources)
     numeric_tests(session, whole=True)
 
 

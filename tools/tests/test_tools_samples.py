@@ -77,7 +77,7 @@ def test_sweeps_run_what_is_left_out_at_a_push(ran: Cases) -> None:
 
 def test_sweeps_are_run_with_these_options_and_in_all_folders_of_tests() -> None:
     (session,) = re.findall(r"^def sweeps\(.*?(?=^@)", (ROOT / "noxfile.py").read_text(), re.MULTILINE | re.DOTALL)
-    assert "(sample or nightly) and not gpu and not system" in session and session.count('"--whole"') == 2
+    assert "(sample or nightly) and not gpu and not system" in session and session.count('"--whole"') == 3
     assert all(each in session for each in ("packages/{name}/tests", '"tools/tests"', '"tools/integration"', "*whole"))
 
 
