@@ -28,7 +28,7 @@ from aotkit_inductor_lower.targets.cpu.choose import choose_form
 from aotkit_inductor_lower.targets.cpu.choose_few_rows import FEW_ROWS, LEAST
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import Machine, processor_machine
-from aotkit_inductor_lower.targets.cpu.render import few_rows_along_sums
+from aotkit_inductor_lower.targets.cpu.render import columns_apart, few_rows_along_sums
 from aotkit_inductor_lower.targets.cpu.render.emitter import Ssa
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
@@ -341,14 +341,15 @@ class AnyProcessor:
         return True
 
 
-@pytest.mark.sample(ways=1)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sample(ways=2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_columns_that_lie_apart_are_each_summed_once(
     rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on AMD's processors: for all numbers of columns that a strip may end with."""
+    """As on AMD's processors: for all numbers of columns that a strip may end with, and of places in them."""
     written: list[bool] = []
+    wide = torch.float32 if dtype is torch.int8 else dtype
     original = few_rows_along_sums.FewRowsAlongSums.sum_strip
 
     def sum_strip(self: few_rows_along_sums.FewRowsAlongSums, first: Ssa, end: Ssa) -> None:
@@ -357,13 +358,42 @@ def test_columns_that_lie_apart_are_each_summed_once(
 
     monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
     monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
-    for columns in (16, 17, 18, 19, 63, 64, 65, 67, 130):
-        x, w = torch.randn(rows, 200).to(dtype), torch.randn(columns, 200).to(dtype)
+    for columns, summed in itertools.product((16, 17, 18, 19, 63, 64, 65, 67, 130), (200, 1100)):
+        x, w = torch.randn(rows, summed).to(wide), (torch.randn(columns, summed) * 9).to(dtype)
         true, bound = x.double() @ w.double().t(), x.double().abs() @ w.double().abs().t() * 2**-20
-        graph = make_fx(lambda x, w: x @ w.t(), tracing_mode="fake")(x, w)
+        graph = make_fx(lambda x, w: x @ w.t().to(x.dtype), tracing_mode="fake")(x, w)
         made = compile_graph(graph, options=LowerOptions(contractions="generated"))
         assert isinstance(made, CompiledGraph)
         (got,) = bind_program(made.compiled, made.constants, redzones=True)([x, w])
-        rounding = 0 if dtype is torch.float32 else true.abs() * 2**-8
+        rounding = 0 if wide is torch.float32 else true.abs() * 2**-8
         assert ((got.double() - true).abs() <= bound + rounding).all(), columns
-    assert written and all(written)
+    assert written and all(spread == (dtype is not torch.int8 or rows <= 2) for spread in written)
+
+
+def test_short_columns_are_asked_for_in_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones of a quarter in the next strip, where a place further on in the same quarter would be in the next
+    one, which is read already; long ones of float32 in themselves."""
+    asked: list[int] = []
+    original = columns_apart.ColumnsApart.ask_ahead
+
+    def ask_ahead(self: columns_apart.ColumnsApart, ahead: int, column: Ssa, copies: int) -> None:
+        asked.append(self.later)
+        original(self, ahead, column, copies)
+
+    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
+    monkeypatch.setattr(columns_apart.ColumnsApart, "ask_ahead", ask_ahead)
+    for dtype, summed, later in (
+        (torch.int8, 512, 4),
+        (torch.int8, 1024, 2),
+        (torch.bfloat16, 1024, 1),
+        (torch.bfloat16, 6000, 1),
+        (torch.float32, 1024, 0),
+    ):
+        asked.clear()
+        x, w = torch.randn(1, summed), torch.randn(128, summed).to(dtype)
+        graph = make_fx(lambda x, w: x @ w.t().to(x.dtype), tracing_mode="fake")(x, w)
+        made = compile_to_program(graph, options=LowerOptions(contractions="generated"))
+        assert not isinstance(made, CompiledParts)
+        text = generate(made.scheduled, keep_text=True).text
+        assert set(asked) == {later}, summed
+        assert "llvm.prefetch" in text

@@ -1,16 +1,4 @@
-"""Products of few rows with a matrix whose columns lie along the summed loop, see Note [Products of few rows].
-
-Note [Columns that lie apart]
-    AMD's processors fetch ahead in each page that is read, and stop at its end. Four columns next to each other lie in
-    one page or two, so at an end nothing is on its way. Four columns that lie a quarter of a strip apart are in pages
-    that end at different times. That is a guess at the cause; what was measured is that one row of float32 takes 0.85
-    of the time that it took, eight rows 0.69, one row of bfloat16 0.86 and two 0.65 (``python -m tools.bench.decode
-    --products``, before and after, Zen 4). What is asked for lies a little ahead in the same column.
-
-    Numbers of 8 bits are widened before they are multiplied, which takes as long as to read them: columns next to each
-    other take less time there. So do columns that have a condition, as the keys of a cache, of which the first ones are
-    there: of four that lie apart, the last ones would be read though nothing is in them yet.
-"""
+"""Products of few rows with a matrix whose columns lie along the summed loop, see Note [Products of few rows]."""
 
 from __future__ import annotations
 
@@ -22,13 +10,13 @@ from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
 from ....kernel_ir.walk import loops_of_values
-from ....symbolic import to_expr
 from ..choose_few_rows import AMD
 from ..machine import Machine
 from .body import emit_body
+from .columns_apart import APART, ColumnsApart
 from .context import Vector
 from .emitter import Ssa, imm
-from .few_rows import FewRowsEmitter, carried
+from .few_rows import carried
 from .types import width
 
 __all__ = ["AHEAD_APART", "FewRowsAlongSums"]
@@ -36,11 +24,12 @@ __all__ = ["AHEAD_APART", "FewRowsAlongSums"]
 PART = 1 << 12  # numbers that are summed in registers before they are added to memory
 STRIP = 64
 AHEAD = 1 << 14  # bytes: behind the columns that are read together
+NARROW = 16  # bits
+MOST_BYTES_APART = 2  # rows of products with numbers of 8 bits
 AHEAD_APART = 1 << 10  # bytes in each of the columns that lie apart, for one row or two
-APART = 4  # columns of a strip that are read together, if they lie apart
 
 
-class FewRowsAlongSums(FewRowsEmitter):
+class FewRowsAlongSums(ColumnsApart):
     """A few columns at once, which share the vectors of the left factor; of more than one row a copy has all rows next
     to each other. For one or two rows some vectors of each column are summed apart, so that no sum waits."""
 
@@ -48,14 +37,17 @@ class FewRowsAlongSums(FewRowsEmitter):
 
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, site, target, declarations)
-        narrow = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
-        self.group = 2 if narrow and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.count))
-        self.spread, self.apart = not narrow and target.cpu in AMD and self.condition is None, imm(1)
+        widest = max((width(i.dtype) for i in self.right if isinstance(i, Load)), default=0)
+        bytes_ = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
+        self.group = 2 if bytes_ and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.count))
+        few = not bytes_ or self.count <= MOST_BYTES_APART
+        self.spread = few and target.cpu in AMD and self.condition is None
+        self.ahead = AHEAD
         if self.spread:
             self.group = APART
             self.ahead = AHEAD_APART if self.count <= 2 else 2 * AHEAD_APART
-        else:
-            self.ahead = AHEAD
+            steps = min(self.summed() or 0, PART)
+            self.later = self.columns_later(steps * widest // 8) if steps and widest <= NARROW else 0
         self.vectors = max(1, self.registers // 2 // self.count // self.group) if self.count <= 2 else 1
         self.tail_step = self.across
 
@@ -81,15 +73,7 @@ class FewRowsAlongSums(FewRowsEmitter):
         self.over_parts(PART, functools.partial(self._sum_part, first, end))
 
     def _sum_part(self, first: Ssa, end: Ssa, low: Ssa, high: Ssa) -> None:
-        em, group = self.em, self.group
-        sums = functools.partial(self._sum_columns, first, low, high)
-        whole = em.add(first, em.round_down(em.sub(end, first), group))
-        if self.spread and group > 1:
-            self.apart = em.unsigned("udiv", em.sub(end, first), imm(group))
-            em.loop(first, em.add(first, self.apart), 1, [], functools.partial(sums, group), "columns")
-        else:
-            em.loop(first, whole, group, [], functools.partial(sums, group), "columns")
-        em.loop(whole, end, 1, [], functools.partial(sums, 1), "column")
+        self.over_groups(first, end, self.group, functools.partial(self._sum_columns, first, low, high))
 
     def _sum_columns(self, first: Ssa, low: Ssa, high: Ssa, columns: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
         """``columns`` from ``at`` on, for all rows, in vectors along the summed loop, if a column's condition holds, or
@@ -104,10 +88,6 @@ class FewRowsAlongSums(FewRowsEmitter):
         places = [{self.columns: self.column(at, column)} for column in range(columns)]
         self.em.choose(self.ops.op("or", self.holds(places), self.infinite), None, add, lambda: None)
         return []
-
-    def column(self, at: Ssa, number: int) -> Ssa:
-        """One of the columns that are summed together."""
-        return self.em.add(at, self.em.mul(imm(number), self.apart))
 
     def _has_infinities(self) -> Ssa:
         """Whether a number of the left factor is an infinity or a nan."""
@@ -168,7 +148,7 @@ class FewRowsAlongSums(FewRowsEmitter):
             self.enter(None, vector, k)
             emit_body(ctx, self.right)
             if end is None:
-                self._prefetch(copies)
+                self.ask(self.column(at, column), copies)
             right = [ctx.part(self.site.right, copy, across) for copy in range(copies)]
             if vector.tail is not None:
                 right = [ctx.ops.select(vector.tail, value, self.zero()) for value in right]
@@ -178,12 +158,12 @@ class FewRowsAlongSums(FewRowsEmitter):
         self.leave()
         return result
 
-    def _prefetch(self, copies: int) -> None:
+    def ask(self, column: Ssa, copies: int) -> None:
         """The processor's own prefetching stops at the end of a page, and columns are shorter than that or read
         together."""
         widths = [width(i.dtype) for i in self.right if isinstance(i, Load)]
         if widths:
-            self.prefetch(to_expr(self.ahead * 8 // max(widths)), copies, 2)
+            self.ask_ahead(self.ahead * 8 // max(widths), column, copies)
 
     def _left(self, row: int, k: Ssa, vector: Vector) -> list[Ssa]:
         """Vectors of one row of the left factor."""

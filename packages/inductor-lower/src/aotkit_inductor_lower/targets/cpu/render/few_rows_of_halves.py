@@ -21,7 +21,7 @@ from ..products import computed_by
 from .body import emit_body
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
-from .few_rows_along_sums import AHEAD_APART, FewRowsAlongSums
+from .few_rows_along_sums import FewRowsAlongSums
 
 __all__ = ["FewRowsOfHalves", "halves_of"]
 
@@ -56,9 +56,6 @@ class FewRowsOfHalves(FewRowsAlongSums):
         self.pair = 2 * self.across
         self.group = max(1, min(4, 3 * self.registers // 8 // self.count))
         self.vectors = max(2, self.registers // 2 // self.count // self.group // 2 * 2)  # even and odd ones
-        if self.spread:
-            self.ahead = AHEAD_APART if self.count == 1 else 2 * AHEAD_APART
-            self.group = min(self.group, 2) if self.count == 1 else self.group  # four are slower in huge pages
         self.tail_step = self.pair
         self.words = vector_type("i32", self.across)
 
@@ -113,7 +110,7 @@ class FewRowsOfHalves(FewRowsAlongSums):
             self.ctx.symbols[self.columns] = self.column(at, column)
             if end is None:
                 self.enter(None, Vector(self.inner, k, self.across, vectors), k)
-                self._prefetch(vectors)
+                self.ask(self.column(at, column), vectors)
                 self.leave()
             for copy in range(0, vectors, 2):
                 place = em.add(k, imm(copy * self.across))
