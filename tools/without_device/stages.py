@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["compiled", "main", "row"]
 
 PROCESSORS = 16  # of the machine that is reckoned for
 COMPILE = "compile-kernels"
@@ -34,14 +34,9 @@ class _Captured(BaseException):
     """What is run is compiled; there is nothing to run it on."""
 
 
-def _compiled(model: str, workers: int) -> dict[str, Any]:
-    """The stages of one compile: wall and processor seconds of each, and of each kernel that a worker compiled."""
-    warnings.filterwarnings("ignore")
-    from tools.without_device.pretend import pretend, pretend_attention, pretend_for_triton
-
-    pretend()
-    pretend_for_triton()
-    kept = pretend_attention()
+def compiled(model: str, workers: int) -> dict[str, Any]:
+    """The stages of one compile, in a process that believes in a device: wall and processor seconds of each, and
+    processor seconds of each kernel that a worker compiled."""
     from aotkit.driver.job import GraphJob
     from aotkit.frontend.inputs import attribute_tensors
     from aotkit.options import Options
@@ -68,7 +63,6 @@ def _compiled(model: str, workers: int) -> dict[str, Any]:
 
     with on_fake_device(model) as (module, batch), suppress(_Captured):
         step(module, batch, backend)
-    del kept
     wall: defaultdict[str, float] = defaultdict(float)
     for timing in recorder.stages:
         wall[timing.name] += timing.seconds
@@ -83,6 +77,18 @@ def _processor() -> float:
     return sum(os.times()[:4])
 
 
+def _alone(model: str, workers: int) -> dict[str, Any]:
+    warnings.filterwarnings("ignore")
+    from tools.without_device.pretend import pretend, pretend_attention, pretend_for_triton
+
+    pretend()
+    pretend_for_triton()
+    kept = pretend_attention()
+    found = compiled(model, workers)
+    del kept
+    return found
+
+
 def _turn(model: str, workers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty:
         command = [sys.executable, "-m", "tools.without_device.stages", "--one", model, str(workers)]
@@ -90,7 +96,7 @@ def _turn(model: str, workers: int) -> dict[str, Any]:
     return json.loads(run.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def _row(model: str, turns: Sequence[Sequence[dict[str, Any]]]) -> str:
+def row(model: str, turns: Sequence[Sequence[dict[str, Any]]]) -> str:
     """``turns``: of each number of workers the results, in order."""
 
     def median(values: Sequence[float]) -> str:
@@ -132,7 +138,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
-        print(json.dumps(_compiled(chosen.one[0], int(chosen.one[1]))))
+        print(json.dumps(_alone(chosen.one[0], int(chosen.one[1]))))
         return
     print(f"workers {' / '.join(map(str, chosen.workers))}; {os.cpu_count()} processors")
     print(
@@ -144,7 +150,7 @@ def main() -> None:
         for _ in range(chosen.turns):
             for side, workers in zip(turns, chosen.workers, strict=True):
                 side.append(_turn(model, workers))
-        print(_row(model, turns), flush=True)
+        print(row(model, turns), flush=True)
         if chosen.stages:
             print(_stages(turns[-1]))
 
