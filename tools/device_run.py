@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -256,6 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:  # as pip does: a first call is not to be one of Python's compiler's
         compileall.compile_dir(ROOT / "packages" / name / "src", quiet=2)
+    shared = max(2, (os.cpu_count() or 2) // options.jobs)  # of the processors, by models that compile at once
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(shared))
     chosen = (options.stages, options.seconds, options.again, options.dry_run, options.only, options.jobs)
     left = run_stages(options.out, *chosen)
     text, complete = report(options.out, options.stages, options.dry_run)
