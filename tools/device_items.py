@@ -130,9 +130,14 @@ def make_inputs(model: nn.Module, task: str, device: str) -> dict[str, torch.Ten
 def settings_of(backend: str, device: str) -> dict[str, Any] | None:
     """What torch.compile gets. In a dry run there is no reduce-overhead, and our kernels are interpreted."""
     settings = BACKENDS[backend]
+    ours = settings is not None and settings.get("backend") == "aotkit"
+    threads = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
+    if ours and device == "cuda" and threads.isdecimal():  # both compile in as many processes
+        assert settings is not None
+        return settings | {"options": settings["options"] | {"compile_workers": int(threads)}}
     if settings is None or device == "cuda":
         return settings
-    if settings.get("backend") == "aotkit":
+    if ours:
         return {"backend": "aotkit", "options": {"fallback": "error", "processor": "triton-interpreter"}}
     return {"backend": "eager"}
 

@@ -14,7 +14,9 @@ simulated driver, Triton's interpreter, tiny models. The exit status is 1 if an 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +32,7 @@ if __package__ in (None, ""):  # run as a script: its folder is on the path, not
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from tools.gpu_tests import environment, files_with_gpu_tests
-from tools.workspace import ROOT
+from tools.workspace import PACKAGES, ROOT
 
 STAGES = ("machine", "tests", "sanitizer", "kernels", "operators", "models")
 KERNELS = ("gelu", "softmax", "layer norm", "transpose", "column sum")
@@ -253,6 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(run_item(options.item, options.device)))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES:  # as pip does: a first call is not to be one of Python's compiler's
+        compileall.compile_dir(ROOT / "packages" / name / "src", quiet=2)
+    shared = max(2, (os.cpu_count() or 2) // options.jobs)  # of the processors, by models that compile at once
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(shared))
     chosen = (options.stages, options.seconds, options.again, options.dry_run, options.only, options.jobs)
     left = run_stages(options.out, *chosen)
     text, complete = report(options.out, options.stages, options.dry_run)

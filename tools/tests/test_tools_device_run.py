@@ -75,6 +75,15 @@ def test_a_run_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     assert not complete and "machine bad failed (1)" in text and "| good | ok |" in text and "n 2" in text
 
 
+def test_both_sides_compile_in_as_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")
+    ours = device_items.settings_of("aotkit graphs", "cuda")
+    assert ours == {"backend": "aotkit", "options": {"fallback": "error", "cudagraphs": True, "compile_workers": 3}}
+    assert device_items.settings_of("eager", "cuda") is None and device_items.settings_of("inductor", "cuda") == {}
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+    assert device_items.settings_of("aotkit", "cuda") == device_items.BACKENDS["aotkit"]
+
+
 def test_the_report_names_what_is_slow_or_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(milliseconds: float, first: float, difference: float = 0.0) -> dict[str, object]:
         rest = {"error": difference, "largest_kernels": [["gemm", 3, 12.0]]}

@@ -50,6 +50,13 @@ def test_each_file_with_such_a_test_is_run_in_a_process_of_its_own(monkeypatch, 
     assert capsys.readouterr().out.count("passed") == len(names) - 1
 
 
+def test_what_is_run_keeps_the_bytecode_of_the_sources_as_an_installed_package_does(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    code = "import sys; print(sys.dont_write_bytecode)"
+    env = gpu_tests.environment()
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout == "False\n"
+
+
 def test_a_file_that_hangs_ends(tmp_path):
     (tmp_path / "test_hangs.py").write_text(
         "import time, pytest\n@pytest.mark.gpu\ndef test_it(): pass\ntime.sleep(60)\n"

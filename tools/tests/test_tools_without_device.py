@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
-from tools.without_device import facts, table
+from tools.without_device import facts, stages, table
 from tools.without_device.kernels import Choice, Graph, Launch
 from tools.without_device.traffic import Access, Argument, Traced, namespace, trace
 
@@ -148,6 +149,8 @@ class Small(nn.Module):
 
 
 models.MODELS["small"] = models.Model("", Small, lambda: {"x": torch.randn(8, 128, 512, device="cuda")})
+"""
+BOTH = """
 for graphs in PIPELINES:
     for graph in map(graph_facts, graphs("small")):
         widest = max(max(kernel.widths, default=0) for kernel in graph.kernels)
@@ -161,7 +164,7 @@ for graphs in PIPELINES:
 @pytest.mark.parametrize("pipeline", ["our_graphs", "incumbent_graphs"])
 def test_both_pipelines_make_kernels_of_a_model_for_a_device_that_is_not_there(pipeline: str) -> None:
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", SMALL.replace("PIPELINES", f"[{pipeline}]")]
+    command = [sys.executable, "-c", SMALL + BOTH.replace("PIPELINES", f"[{pipeline}]")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -172,3 +175,35 @@ def test_both_pipelines_make_kernels_of_a_model_for_a_device_that_is_not_there(p
         attention = [call for call in calls if "flash_attention" in call]
         assert len(attention) == 1 and ("backward" in attention[0]) == (part == "backward")
         assert sum(call.startswith(("mm", "addmm", "aten.mm", "aten.addmm")) for call in calls) in (1, 2)
+
+
+STAGES = """
+import json
+from tools.without_device.stages import compiled
+print(json.dumps(compiled("small", 2)))
+"""
+
+
+def test_stages_of_a_compile_for_a_device_that_is_not_there(tmp_path: Path) -> None:
+    """Its kernels are compiled by workers that start on their own before the trace."""
+    root, env = Path(__file__).resolve().parents[2], os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", SMALL + STAGES]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"trace", "lowering", "compile-kernels", "codegen"} <= found["wall"].keys() == found["processor"].keys()
+    assert 2 <= len(found["kernels"]) <= 12 and 0 < sum(found["wall"].values()) <= found["whole"] < 600
+
+
+def test_a_row_of_stages_compares_turns_and_reckons_for_many_processors() -> None:
+    def turn(wall: float, whole: float, kernels: list[float]) -> dict[str, Any]:
+        return {
+            "wall": {"compile-kernels": wall},
+            "processor": {"compile-kernels": 3.5},
+            "whole": whole,
+            "kernels": kernels,
+        }
+
+    threads, workers = [turn(4, 8, []), turn(6, 10, [])], [turn(2, 6, [0.5, 1.5]), turn(3, 5, [0.5, 1.5])]
+    cells = [cell.strip() for cell in stages.row("tiny", [threads, workers]).strip("|").split("|")]
+    assert cells == ["tiny", "2", "5.00 / 2.50", "9.00 / 5.50", "0.50", "0.62", "3.50", "2.00", "1.50", "1.50"]

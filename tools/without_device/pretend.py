@@ -131,10 +131,11 @@ def _replace_driver_calls() -> None:
         "get_device_name": lambda device=None: _PROPERTIES.name,
         "is_bf16_supported": lambda *_, **__: True,
         "get_rng_state": lambda *_: host_state(),
+        "get_rng_state_all": list,
         "_exchange_device": lambda device: 0,
         "_maybe_exchange_device": lambda device: 0,
     }
-    for name in ("set_rng_state", "set_device", "synchronize", "current_stream", "_lazy_init"):
+    for name in ("set_rng_state", "set_rng_state_all", "set_device", "synchronize", "current_stream", "_lazy_init"):
         answers[name] = nothing()
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)

@@ -209,6 +209,7 @@ def test_what_decides_nothing_does_not_flip_the_key() -> None:
         key_of(graph(kwargs={"alpha": 2, "out": None}, names="another"), inputs()),  # names and stack traces
         key_of(graph(kwargs={"alpha": 2, "out": None}), [t + 1 for t in inputs()]),  # contents of tensors
         key_of(graph(kwargs={"alpha": 2, "out": None}), inputs(), Options(fallback="error", verify=True)),
+        key_of(graph(kwargs={"alpha": 2, "out": None}), inputs(), Options(compile_workers=3)),
     ):
         assert same == plain, explain(plain, same)
     many = Options().patch(disable={"a", "b", "c"}), Options().patch(disable=["c", "b", "a"])

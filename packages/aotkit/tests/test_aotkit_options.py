@@ -17,7 +17,7 @@ def test_patch_changes_one_field_and_leaves_the_original() -> None:
 
 
 @pytest.mark.covers("F8.11")
-@pytest.mark.parametrize("name, value", [("fuel", "3"), ("cache", 1), ("partitioner", "x")])
+@pytest.mark.parametrize("name, value", [("fuel", "3"), ("cache", 1), ("partitioner", "x"), ("compile_workers", -1)])
 def test_wrong_value_is_refused_with_the_field_named(name: str, value: object) -> None:
     with pytest.raises(aotkit.UnknownOption, match=name):
         aotkit.Options().patch(**{name: value})

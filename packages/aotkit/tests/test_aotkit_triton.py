@@ -34,6 +34,28 @@ def compiled(fn: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any
     return torch.compile(fn, backend=aotkit.make_backend(options, recorder), **settings), recorder
 
 
+def test_workers_start_before_a_graph_is_traced_and_only_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aotkit.driver import lower
+
+    asked: list[Any] = []
+    monkeypatch.setattr(lower, "start_compile_workers", lambda *given: asked.append((given, recorder.stage_seconds())))
+    run, recorder = compiled(torch.sin, options={"compile_workers": 3, "cache": False})
+    run(torch.ones(3))
+    (((devices, options), stages),) = asked
+    assert devices == {torch.device("cpu")} and options.compile_workers == 3 and "trace" not in stages
+    asked.clear()
+    run, recorder = compiled(torch.cos, options={"lowering": "none", "cache": False})
+    run(torch.ones(3))
+    assert not asked
+
+
+def test_a_graph_on_the_cpu_starts_no_workers() -> None:
+    program = "import sys, torch, aotkit\nrun = torch.compile(torch.sin, backend='aotkit', options={'cache': False})\n"
+    program += "run(torch.ones(3))\nprint([name for name in sys.modules if name.endswith('triton.workers')])"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "[]\n", run.stderr
+
+
 class Model(torch.nn.Module):
     """A norm, a softmax, a product, a convolution, and a buffer that is written."""
 

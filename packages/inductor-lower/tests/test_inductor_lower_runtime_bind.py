@@ -262,6 +262,37 @@ def test_a_fresh_tensor_that_is_returned_beside_its_view_shares_its_memory() -> 
     assert whole.data_ptr() == view.data_ptr() and view.shape == (2, 3) and torch.equal(view.flatten(), whole)
 
 
+def test_views_that_a_method_gives_are_not_taken_with_all_their_strides() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = x.sin().view(6, 4)  # of a fresh tensor that nothing else needs: it is made as this view
+        return hidden @ w.t(), v.view(6, 4) @ w.t()[:, :5], hidden.t() @ hidden
+
+    x, w, v = torch.randn(2, 3, 4), torch.randn(8, 4), torch.randn(3, 2, 4)
+    own = compile_graph(make_fx(f, tracing_mode="fake")(x, w, v), options=LowerOptions(arena_bytes=0))
+    source = own._bound.source
+    assert source.count(".t()") == 2 and source.count(".view(6, 4)") == 1 and source.count("as_strided(") == 1, source
+    for got, want in zip(own([x, w, v]), f(x, w, v), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (4, 1), (1, 1), (0, 4)])
+def test_views_with_strides_that_no_size_tells_have_those_of_the_graph(sizes: tuple[int, int]) -> None:
+    x, w = torch.randn(100).as_strided(sizes, (7, 9)), torch.randn(sizes)
+    own = compile_graph(make_fx(lambda x, w: (x.t() @ w, w.sin().t()), tracing_mode="fake")(x, w))
+    assert ".t()" not in own._bound.source and ".view(" not in own._bound.source
+    product, turned = own([x, w])
+    torch.testing.assert_close(product, x.t() @ w)
+    assert turned.stride() == w.sin().t().stride() and torch.equal(turned, w.sin().t())
+
+
+def test_two_results_that_are_views_of_one_fresh_tensor_are_both_views() -> None:
+    x = torch.randn(6, 4)
+    own = compile_graph(make_fx(lambda x: ((y := x.sin()).t(), y.view(24)))(x))
+    turned, flat = own([x])
+    assert turned.data_ptr() == flat.data_ptr() and torch.equal(turned.t().reshape(24), flat)
+    assert turned._base is flat._base and turned._base is not None
+
+
 def test_threads_with_many_inputs_of_their_own_get_their_own_results() -> None:
     own = compile_graph(make_fx(summed)(*many(0)))
     wrong: list[int] = []

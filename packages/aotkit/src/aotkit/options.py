@@ -55,6 +55,9 @@ class Options:
     longer to compile with each layer; steps are up to a few per cent faster. Graphs on the CPU only.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do. Off,
     such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
+    ``compile_workers``: kernels for a CUDA device are compiled in so many processes beside this one, which end when
+    they had nothing to do for five minutes. ``None``: as many as this process may use processors, up to 16. 0: in
+    threads of this process, which mostly wait for each other.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, so that a trace of ``torch.profiler`` has
@@ -92,6 +95,7 @@ class Options:
     channels_last_training: Literal["auto", "always", "never"] = "auto"
     repeated_layers: Literal["auto", "once", "apart"] = "auto"
     index_asserts: bool = True
+    compile_workers: int | None = None
     redzones: bool = False
     separate_kernels: bool = False
     overlap_memory: float | None = 0.1
@@ -116,6 +120,8 @@ class Options:
                 raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
         if self.chunk_loss_bytes < 0:
             raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
+        if self.compile_workers is not None and self.compile_workers < 0:
+            raise UnknownOption(f"option 'compile_workers' takes a number of processes, not {self.compile_workers!r}")
         if self.regather_budget < 0:
             raise UnknownOption(f"option 'regather_budget' takes a number of bytes, not {self.regather_budget!r}")
         if self.overlap_memory is not None and not self.overlap_memory >= 0.0:

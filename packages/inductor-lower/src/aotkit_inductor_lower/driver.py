@@ -7,7 +7,7 @@ and code of them. What comes out is data, which is bound. Nothing here knows whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -89,7 +89,7 @@ from .options import LowerOptions, Processor
 from .passes import Decision, Fuel, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
 from .report import make_report
 from .runtime import ArenaPool, bind_parts, bind_program
-from .targets.select import capabilities_for, target_for, target_on
+from .targets.select import capabilities_for, start_workers, target_for, target_on
 
 __all__ = [
     "COLLECTIVE_PASSES",
@@ -110,7 +110,7 @@ __all__ += [
     "run_graph_passes",
     "schedule_graph",
 ]
-__all__ += ["schedule_program"]
+__all__ += ["schedule_program", "start_compile_workers"]
 
 T = TypeVar("T")
 
@@ -245,6 +245,14 @@ def compile_to_program(
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas or ArenaPool())
     return _compile_whole(graph, ctx, object_store)
+
+
+def start_compile_workers(devices: Iterable[torch.device], options: LowerOptions | None = None) -> None:
+    """Start the processes that compile kernels for one of these devices, if any do, without waiting for them: to be
+    called some time before a graph of tensors there is compiled with the same options. They are started then if nobody
+    did."""
+    for device in devices:
+        start_workers(device, options or LowerOptions())
 
 
 def schedule_graph(

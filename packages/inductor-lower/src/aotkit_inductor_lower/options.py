@@ -16,7 +16,10 @@ INTERPRETERS: tuple[str, ...] = get_args(Interpreter)
 @dataclass(frozen=True, slots=True)
 class LowerOptions:
     """How a graph is compiled. All fields change the output, so all of them belong in a cache key; but for
-    ``check_inputs``: a call looks at types, sizes and strides of its arguments. Off, the caller vouches for them.
+    two. ``check_inputs``: a call looks at types, sizes and strides of its arguments. Off, the caller vouches for them.
+    ``compile_workers``: kernels for a CUDA device are compiled in so many processes beside this one, which end when
+    they had nothing to do for five minutes. ``None``: as many as this process may use processors, up to 16. 0: in
+    threads of this process, which mostly wait for each other.
 
     ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points: kernels on a
     CUDA device round a product and the sum that it goes into once, and quotients and square roots not to nearest.
@@ -64,6 +67,7 @@ class LowerOptions:
     contractions: Literal["auto", "generated", "aten"] = "auto"
     index_asserts: bool = True
     check_inputs: bool = True
+    compile_workers: int | None = None
     separate_kernels: bool = False
     overlap_memory: float | None = 0.1
     arena_bytes: int | None = None

@@ -44,7 +44,9 @@ _OUR_PACKAGES = (
     "aotkit_inductor_lower",
 )
 # Options that change no result.
-_NOT_OUTPUT = frozenset({"cache", "compare_ranks", "fallback", "rank_timeout", "share_compiles", "verify"})
+_NOT_OUTPUT = frozenset(
+    {"cache", "compare_ranks", "compile_workers", "fallback", "rank_timeout", "share_compiles", "verify"}
+)
 
 # Their bodies are graphs, which are written out, and they call them as they are.
 _HIGHER_ORDER = frozenset(

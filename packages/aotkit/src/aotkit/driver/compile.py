@@ -49,6 +49,8 @@ def capture_function(
 ) -> Captured:
     """The first half of a compile. The graph may be changed before :func:`compile_captured` gets it; second derivatives
     are right only where it is not."""
+    if ctx.stages.begin is not None:
+        ctx.stages.begin(fakes, ctx)
     captured = _capture_once(fn, fakes, examples, ctx)
     captured = _with_static_inputs(captured, ctx.num_static)
     return _shown(_with_mutations(captured, ctx), ctx)

@@ -55,6 +55,8 @@ class Stages:
     """The exchangeable stages of a compile; :func:`.own_stages` are ours.
 
     ``lower(graph, kind, name, ctx)`` compiles one functional graph.
+    ``begin(arguments, ctx)`` is called before a function is captured, with its fake arguments: what takes a while may
+    start then.
     ``reuses_donated``: the compiled backward writes into saved tensors whose memory is marked to be its own.
     ``specializes``: a backward may be compiled for calls in which tangents are missing.
     """
@@ -64,6 +66,7 @@ class Stages:
     lower: Callable[[torch.fx.GraphModule, Kind, str, CompileContext], CompiledGraph]
     reuses_donated: bool = False
     specializes: bool = False
+    begin: Callable[[Sequence[Any], CompileContext], None] | None = None
 
 
 class Recordings(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aotkit_inductor_lower import LowerOptions, compile_to_program
-from aotkit_inductor_lower.driver import join_collectives
+from aotkit_inductor_lower.driver import join_collectives, start_compile_workers
 from aotkit_inductor_lower.graph_partition import CompiledParts
 from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_partition.graph_text import graph_constants
@@ -24,7 +24,8 @@ from ..recorder import GraphRecord
 from .context import Boxed, CompileContext, Kind
 from .shown import show_compiled
 
-__all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten", "with_joined_collectives"]
+__all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten"]
+__all__ += ["start_compilers", "with_joined_collectives"]
 
 
 #: Larger temporaries of a training step live no longer than they are used (Note [Large temporaries of a training step]
@@ -70,6 +71,13 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     made = CompiledGraph(compiled.program, constants, history, checked, compiled.report, asked)
     show_compiled(made, ctx.recorder.part(ctx.short(name)))
     return made
+
+
+def start_compilers(arguments: Sequence[Any], ctx: CompileContext) -> None:
+    """Start what compiles the kernels of a function of these arguments, so that it is ready when there are some."""
+    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
+    if ctx.options.lowering == "kernels":
+        start_compile_workers(devices, lower_options(ctx.options))
 
 
 def with_joined_collectives(
@@ -130,6 +138,7 @@ def lower_options(chosen: Options, training: bool = False) -> LowerOptions:
         tune=chosen.tune,
         contractions=chosen.contractions,
         index_asserts=chosen.index_asserts,
+        compile_workers=chosen.compile_workers,
         check_inputs=False,  # Dynamo's guards do
         separate_kernels=chosen.separate_kernels,
         overlap_memory=chosen.overlap_memory,

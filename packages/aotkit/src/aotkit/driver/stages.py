@@ -24,7 +24,7 @@ from ..options import Options
 from .boxed import compiling_graph, make_boxed_func
 from .bugs import of_the_user
 from .context import CompileContext, Kind, Split, Stages
-from .lower import live_graph, lower_graph, lower_options, with_joined_collectives
+from .lower import live_graph, lower_graph, lower_options, start_compilers, with_joined_collectives
 
 __all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages", "partition_options", "prepared_joint", "split_of"]
 
@@ -36,7 +36,7 @@ _OVERWRITTEN = ("data", "data_and_metadata", "storage")
 
 def own_stages() -> Stages:
     """Our decompositions, partitioner and code generation."""
-    return Stages(decompositions(), _partition, lower_graph, specializes=True)
+    return Stages(decompositions(), _partition, lower_graph, specializes=True, begin=start_compilers)
 
 
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:

@@ -23,7 +23,8 @@ from ..target import HOST, Capabilities, Target
 from .interpreter.target import INTERPRETER
 from .triton.target import TRITON_INTERPRETER, TritonTarget, cuda_capabilities
 
-__all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for", "target_on"]
+__all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "start_workers"]
+__all__ += ["target_for", "target_on"]
 
 _CPU = torch.device("cpu")
 
@@ -50,6 +51,14 @@ def target_on(device: torch.device, options: LowerOptions) -> Target:
     from .cpu.target import cpu_target
 
     return cpu_target(options.processor)
+
+
+def start_workers(device: torch.device, options: LowerOptions) -> None:
+    """Start the processes that compile kernels for ``device``, if there are such."""
+    if device.type == "cuda" and options.processor != TRITON_INTERPRETER.id:
+        from .triton.workers import start_shared
+
+        start_shared(options.compile_workers)
 
 
 def named_target(name: str) -> Target:

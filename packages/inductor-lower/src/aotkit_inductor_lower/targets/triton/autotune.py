@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...kernel_ir.nodes import Kernel
-from .compile import KernelFacts, compile_all, compile_kernel, resource_facts
+from .compile import Compiler, KernelFacts, compile_all, compile_kernel, resource_facts
 from .errors import TritonError
 from .map_loops import TileLimits
 from .records import Config, Cubin, KernelSource, KnownMemory
@@ -77,7 +77,7 @@ def choose(
     sources: Sequence[KernelSource],
     arch: int,
     timer: Timer | None,
-    compiler: Callable[[KernelSource, int], Cubin] = compile_kernel,
+    compiler: Compiler = compile_kernel,
     facts: Callable[[Cubin], KernelFacts] = resource_facts,
 ) -> Choice:
     """The fastest of the candidates that compile and do not spill. Without a ``timer`` the first of them. If all spill,

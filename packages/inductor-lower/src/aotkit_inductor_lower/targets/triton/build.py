@@ -11,10 +11,12 @@ from ...options import LowerOptions
 from ...passes import stage
 from .checks import advise_tf32, check_types
 from .choose import shares_launches
+from .compile import Compiler, compile_by, compile_kernel
 from .generate import Rendered, assemble, render_program, to_program
 from .harness import harness_text
 from .map_loops import TileLimits
 from .tune import assumed_sizes, kernel_timer
+from .workers import shared_workers, worker_count
 
 __all__ = ["build"]
 
@@ -41,8 +43,14 @@ def build(
         check_types(program, arch)
         advise_tf32(program, arch)
         with stage(observer, "compile-kernels"):
-            rendered = assemble(rendered, arch, kernel_timer(device, program) if tune else None)
+            timer = kernel_timer(device, program) if tune else None
+            rendered = assemble(rendered, arch, timer, _compiler(options, observer))
     return to_program(rendered)
+
+
+def _compiler(options: LowerOptions, observer: Observer | None) -> Compiler:
+    count = worker_count(options.compile_workers)
+    return compile_by(shared_workers(count), observer) if count else compile_kernel
 
 
 def _texts(rendered: Rendered) -> str:

@@ -6,19 +6,23 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from ..._observer import Observer
 from ...ir import DType
 from .errors import TritonError
-from .jit import jit_function
+from .jit import triton_module
 from .records import Config, Cubin, KernelArgument, KernelSource
 from .render.names import argument_name
+from .worker import Job, Made, compile_job, identify
+from .workers import CompileWorkers, KernelRefused, WorkersLost
 
-__all__ = ["Cubin", "KernelFacts", "code_identity", "compile_all", "compile_kernel", "resource_facts", "vector_bytes"]
+__all__ = ["Compiler", "Cubin", "KernelFacts", "code_identity", "compile_all", "compile_by", "compile_kernel"]
+__all__ += ["resource_facts", "vector_bytes"]
 
 _TYPES: Mapping[DType, str] = {
     DType.F64: "fp64",
@@ -32,8 +36,8 @@ _TYPES: Mapping[DType, str] = {
     DType.U8: "u8",
     DType.BOOL: "i1",
 }
-PARSED = 8  # times that a kernel's text is parsed at most, less one
-ALIGNED = 16  # bytes that each pointer is a multiple of
+#: From a source, for ``sm_<arch>``, to its cubin; raises :class:`~.errors.TritonError`.
+Compiler = Callable[[KernelSource, int], Cubin]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,53 +58,77 @@ def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = N
     stay. Raises
     :class:`~.errors.TritonMissing`, and :class:`~.errors.TritonError` where Triton refuses the kernel.
     """
-    function = jit_function(source)
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    return _cubin(_compiled_here(source, arch, config), source, config or source.config, arch, keep_ptx)
 
+
+def _job(source: KernelSource, arch: int, config: Config | None) -> Job:
+    """What is compiled, in built-in types."""
     config = config or source.config
-    signature = {argument_name(a): _type(a) for a in source.arguments}
     blocks = {name: config.block(name) for name, _ in source.config.blocks}
-    signature |= dict.fromkeys(blocks, "constexpr")
-    pointers = [k for k, a in enumerate(source.arguments) if a.kind != "size" and a.aligned]
-    attributes = {(k,): [["tt.divisibility", ALIGNED]] for k in pointers}
-    options = {
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-        "enable_fp_fusion": source.fast,
-        "enable_reflect_ftz": False,
-        "sanitize_overflow": False,
-        "debug": source.checks,
+    return {
+        "text": source.text,
+        "name": source.name,
+        "signature": {argument_name(a): _type(a) for a in source.arguments} | dict.fromkeys(blocks, "constexpr"),
+        "constexprs": blocks,
+        "aligned": [k for k, a in enumerate(source.arguments) if a.kind != "size" and a.aligned],
+        "options": {
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "enable_fp_fusion": source.fast,
+            "enable_reflect_ftz": False,
+            "sanitize_overflow": False,
+            "debug": source.checks,
+        },
+        "arch": arch,
     }
-    ast = ASTSource(function, signature, constexprs=blocks, attrs=attributes)
-
-    def compiled() -> Any:
-        return triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
-
-    try:
-        made = _parsed_again(compiled)
-    except Exception as error:
-        raise TritonError(f"Triton does not compile the kernel {source.name} for sm_{arch}: {error}") from error
-    return _cubin(made, source, config, arch, keep_ptx)
 
 
-def _parsed_again(compiled: Callable[[], Any]) -> Any:
-    """What Triton makes, tried again where Python 3.11 could not parse the kernel: its parser counts how deep it is for
-    all threads together, and complains (``SystemError``) if two of them parsed at once."""
-    for _ in range(PARSED):
+def compile_by(workers: CompileWorkers, observer: Observer | None = None) -> Compiler:
+    """As :func:`compile_kernel`, in ``workers``; in this process where there are none, of which the observer is told
+    once (``compile-workers.lost``). It is told the processor's time that each kernel took (``kernel.compiled``)."""
+
+    def compiled(source: KernelSource, arch: int) -> Cubin:
+        triton_module()
         try:
-            return compiled()
-        except SystemError:
-            continue
-    return compiled()
+            made = workers.compile(_job(source, arch, None))
+            if observer is not None:
+                observer.event("kernel.compiled", {"kernel": source.name, "seconds": made["seconds"]})
+            return _cubin(made, source, source.config, arch, False)
+        except KernelRefused as refusal:
+            error = TritonError(f"{_refused(source, arch)}: {refusal}")
+            if refusal.trace:
+                error.add_note(refusal.trace)
+            raise error from None
+        except WorkersLost as lost:
+            if observer is not None and workers.tell_once():
+                observer.event("compile-workers.lost", {"reason": str(lost)})
+        return compile_kernel(source, arch)
+
+    return compiled
+
+
+_IDENTITY = threading.Lock()
+
+
+def _compiled_here(source: KernelSource, arch: int, config: Config | None = None) -> Made:
+    triton_module()
+    with _IDENTITY:  # takes half a second the first time, and each thread would do it
+        identify()
+    try:
+        return compile_job(_job(source, arch, config))
+    except Exception as error:
+        raise TritonError(f"{_refused(source, arch)}: {error}") from error
+
+
+def _refused(source: KernelSource, arch: int) -> str:
+    return f"Triton does not compile the kernel {source.name} for sm_{arch}"
 
 
 def compile_all(
-    sources: Sequence[KernelSource], arch: int, compiler: Callable[[KernelSource, int], Cubin] = compile_kernel
+    sources: Sequence[KernelSource], arch: int, compiler: Compiler = compile_kernel
 ) -> list[Cubin | TritonError]:
-    """Each source's cubin, or why there is none, as many at once as there are processors: most of the time goes to
-    processes that Triton starts. Sources with equal code are compiled once."""
+    """Each source's cubin, or why there is none, as many at once as there are processors. Sources with equal code are
+    compiled once."""
     codes = [code_identity(source) for source in sources]
     alike: dict[str, KernelSource] = {}
     for code, source in zip(codes, sources, strict=True):
@@ -130,16 +158,16 @@ def code_identity(source: KernelSource) -> str:
     return f"{text}\n{types}\n{source.config}{source.checks}{source.fast}"
 
 
-def _cubin(made: Any, source: KernelSource, config: Config, arch: int, keep_ptx: bool) -> Cubin:
-    ptx = made.asm["ptx"]
+def _cubin(made: Made, source: KernelSource, config: Config, arch: int, keep_ptx: bool) -> Cubin:
+    ptx = made["ptx"]
     entry = ptx[ptx.index(".entry") :]
     parameters = entry[: entry.index(")")].count(".param")
     hidden = parameters - len(source.arguments)
-    meta = made.metadata
-    if meta.global_scratch_size or meta.profile_scratch_size:
+    if made["scratch"]:
         raise TritonError(f"the kernel {source.name} asks for scratch memory of its own, which is not provided")
-    threads = meta.num_warps * 32
-    return Cubin(meta.name, made.asm["cubin"], arch, meta.shared, threads, hidden, config, ptx if keep_ptx else "")
+    threads = made["warps"] * 32
+    code = bytes.fromhex(made["code"])
+    return Cubin(made["name"], code, arch, made["shared"], threads, hidden, config, ptx if keep_ptx else "")
 
 
 def _type(argument: KernelArgument) -> str:

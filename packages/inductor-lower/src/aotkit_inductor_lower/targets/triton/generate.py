@@ -20,7 +20,7 @@ from ...ops.dtypes import bits, dtype_from_torch_name, torch_name
 from ...symbolic import Expr, to_expr
 from .autotune import LIMITS, Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
-from .compile import code_identity, compile_all
+from .compile import Compiler, code_identity, compile_all, compile_kernel
 from .errors import TritonError
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
@@ -95,21 +95,25 @@ def render_program(
     return Rendered(program, device, storage, made, launches, tuple(written.workspaces), unaligned)
 
 
-def assemble(rendered: Rendered, arch: int, timer: Timer | None = None) -> Rendered:
-    """With a cubin of each kernel for ``sm_<arch>``. With a ``timer`` the fastest of its alternatives is taken, and
-    :attr:`~.records.TritonKernel.choice` says why."""
+def assemble(
+    rendered: Rendered, arch: int, timer: Timer | None = None, compiler: Compiler = compile_kernel
+) -> Rendered:
+    """With a cubin of each kernel for ``sm_<arch>``, which ``compiler`` makes. With a ``timer`` the fastest of its
+    alternatives is taken, and :attr:`~.records.TritonKernel.choice` says why."""
     if timer is not None:
-        return replace(rendered, kernels=tuple(_tuned(kernel, arch, timer) for kernel in rendered.kernels))
+        tuned = tuple(_tuned(kernel, arch, timer, compiler) for kernel in rendered.kernels)
+        return replace(rendered, kernels=tuned)
     kernels = []
-    for kernel, cubin in zip(rendered.kernels, compile_all([k.source for k in rendered.kernels], arch), strict=True):
+    compiled = compile_all([k.source for k in rendered.kernels], arch, compiler)
+    for kernel, cubin in zip(rendered.kernels, compiled, strict=True):
         if isinstance(cubin, TritonError):
             raise cubin
         kernels.append(replace(kernel, cubin=cubin, alternatives=()))
     return replace(rendered, kernels=tuple(kernels))
 
 
-def _tuned(kernel: TritonKernel, arch: int, timer: Timer) -> TritonKernel:
-    choice = choose((kernel.source, *kernel.alternatives), arch, timer)
+def _tuned(kernel: TritonKernel, arch: int, timer: Timer, compiler: Compiler) -> TritonKernel:
+    choice = choose((kernel.source, *kernel.alternatives), arch, timer, compiler)
     return TritonKernel(choice.source, (), choice.cubin, str(choice))
 
 

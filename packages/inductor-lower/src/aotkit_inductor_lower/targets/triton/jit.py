@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +14,7 @@ from ...symbolic import Symbol, SymbolKind
 from .errors import TritonMissing
 from .interpreted import interpreter_functions, interpreter_libm, whole_number
 from .records import KernelSource
+from .worker import define, jit_namespace
 
 __all__ = ["interpret_kernel", "jit_function", "program_count", "run_interpreted", "standalone_text", "triton_module"]
 
@@ -45,24 +44,10 @@ def triton_module() -> Any:
     return triton
 
 
-def _define(source: KernelSource, namespace: dict[str, Any]) -> Any:
-    """Run the source's text; its lines can be looked up, as Triton does."""
-    digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
-    filename = f"<aotkit kernel {source.name} {digest}>"
-    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(True), filename)
-    namespace["__name__"] = "aotkit_kernels"  # Triton tells its own functions from others by their module
-    exec(compile(source.text, filename, "exec"), namespace)
-    return namespace[source.name]
-
-
 def jit_function(source: KernelSource) -> Any:
     """The kernel as a Triton JIT function. Raises :class:`TritonMissing`."""
-    triton = triton_module()
-    import triton.language as tl
-    from triton.language.extra.cuda import libdevice
-    from triton.runtime.jit import JITFunction
-
-    return _define(source, {"triton": triton, "tl": tl, "libm": libdevice, "jit": JITFunction})
+    triton_module()
+    return define(source.text, source.name, jit_namespace())
 
 
 def interpret_kernel(
@@ -136,7 +121,7 @@ def _interpreted(source: KernelSource, replace_functions: bool) -> Any:
         "jit": InterpretedFunction,
         "range": _range,
     }
-    run = _define(source, namespace)
+    run = define(source.text, source.name, namespace)
     replaced: Mapping[str, Callable[..., Any]] = interpreter_functions()
     if not replace_functions:
         replaced = {name: f for name, f in replaced.items() if name.startswith(("f32_to", "check"))}
