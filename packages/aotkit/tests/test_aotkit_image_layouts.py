@@ -20,6 +20,8 @@ from aotkit_inductor_lower.graph_passes import channels_last
 from aotkit_inductor_lower.target import HOST
 
 aten = torch.ops.aten
+#: Passes that change the same joint graphs.
+OTHERS = ("keep-pool-offsets", "gradients-of-results", "mask-pooled-gradients")
 ON: dict[str, Any] = {"channels_last_training": "always"}
 
 
@@ -109,7 +111,7 @@ def test_forward_and_backward_agree_on_channels_together() -> None:
 
 def test_the_layout_can_be_left_out_and_takes_fuel() -> None:
     graph = joint_graph(Net(), torch.randn(2, 3, 24, 26))
-    others = frozenset({"keep-pool-offsets"})
+    others = frozenset(OTHERS)
     base = aotkit.Options(channels_last_training="always", disable=others)
     assert prepared_joint(graph, base.patch(channels_last_training="never")) is graph
     for options in (base.patch(disable=others | {"channels-last"}), base.patch(fuel=0), base.patch(lowering="none")):
@@ -194,6 +196,7 @@ def test_the_layout_is_left_where_little_is_gained_by_it() -> None:
         (64, 1, tiles, True),
         (64, 1, products, False),
         (16, 1, tiles, False),
+        (16, 1, replace(products, wide_convolutions=True), True),
         (16, 16, products, True),
     ):
         graph = joint_graph(Wide(channels, groups), torch.randn(2, channels, 9, 9)).graph
@@ -233,7 +236,7 @@ def test_statistics_of_narrow_images_keep_their_type() -> None:
     float32, and gradients were nan."""
     with torch.autocast("cpu", torch.bfloat16):
         joint = joint_graph(Net(), torch.randn(2, 3, 24, 20))
-    laid_out = prepare_joint_graph(joint, LowerOptions(disable=("keep-pool-offsets",)))
+    laid_out = prepare_joint_graph(joint, LowerOptions(disable=OTHERS))
     assert any(layouts(laid_out))
     for before, after in zip(
         joint.graph.nodes, (n for n in laid_out.graph.nodes if n.target is not aten.clone.default)

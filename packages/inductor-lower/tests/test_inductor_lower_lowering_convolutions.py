@@ -373,6 +373,26 @@ def test_one_call_computes_the_gradients_that_are_left_to_aten() -> None:
         assert_results(case, f, args, interpret_program(program, args))
 
 
+def test_results_of_one_call_and_later_calls_are_numbered_apart() -> None:
+    """The second result of ``convolution_backward`` and the call of ``convolution_backward_1`` had one name."""
+
+    def f(g: torch.Tensor, y: torch.Tensor, v: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[Any, ...]:
+        how = ([1, 1], [0, 0], [1, 1], False, [0, 0])
+        gy, gv, _ = aten.convolution_backward(g, y, v, None, *how, y.shape[1], [True, True, False])
+        _, gw, _ = aten.convolution_backward(gy, x, w, None, *how, 1, [False, True, False])
+        return gv, gw
+
+    args = [torch.randn(size).contiguous(memory_format=torch.channels_last) for size in ((2, 8, 7, 6), (2, 8, 9, 8))]
+    args += [torch.randn(8, 1, 3, 3), torch.randn(2, 3, 9, 8), torch.randn(8, 3, 1, 1)]
+    program = lowered(f, args)
+    made = choose_contractions(program, PassContext.of(LowerOptions(), None, V4))
+    verify_program(made)
+    assert len({step.name for step in made.steps}) == len(made.steps)
+    assert any(step.name == "convolution_backward_1_apart" for step in made.steps)
+    for got, want in zip(interpret_program(made, args), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_weights_of_a_tap_are_put_side_by_side_where_channels_are() -> None:
     for last in (True, False):
         after, _ = chosen(depthwise(last=last), False, LowerOptions())

@@ -49,7 +49,8 @@ class Options:
     ``"aten"``: ATen alone.
     ``channels_last_training``: networks of float32 convolutions train with the channels of an image together, where few
     images need a copy for it: ``"auto"`` if depthwise or wide convolutions, which are faster so, are a good part of
-    them; ``"always"``; or ``"never"``. It changes how sums are rounded.
+    them, and on AMD's processors with 512-bit vectors, where all are; ``"always"``; or ``"never"``. It changes how
+    sums are rounded.
     ``repeated_layers``: layers of a model that compute the same are compiled once and called for each of them: six or
     more (``"once"``), or sixteen or more (``"auto"``). ``"apart"``: they are parts of the whole graph, which takes
     longer to compile with each layer; steps are up to a few per cent faster. Graphs on the CPU only.

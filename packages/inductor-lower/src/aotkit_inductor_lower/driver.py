@@ -23,6 +23,7 @@ from .errors import UnsupportedGraphError
 from .graph_partition import CompiledParts, PartitionedGraph, compile_parts, needs_partition
 from .graph_partition.split_ops import split_ops
 from .graph_passes import (
+    activation_gradients,
     attention_operands,
     bucket_collectives,
     call_custom_writers,
@@ -129,6 +130,8 @@ JOINT_PASSES = in_order(
     recognize_attention.JOINT_PASS,
     attention_operands.JOINT_PASS,
     keep_pool_offsets.JOINT_PASS,
+    activation_gradients.RESULTS_PASS,
+    activation_gradients.POOLED_PASS,
 )
 
 # On the forward and the backward, each as a whole, before ranks compare their graphs.
@@ -295,6 +298,7 @@ def prepare_joint_graph(
         recognize_attention.has_attention,
         attention_operands.calls_attention,
         keep_pool_offsets.has_max_pools,
+        activation_gradients.has_activation_gradients,
     )
     known = any(test(gm.graph) for test in tests)
     if has_inner_mutation(gm) or not known:

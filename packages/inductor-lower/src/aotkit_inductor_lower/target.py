@@ -45,7 +45,8 @@ class Capabilities:
     ``one_pass_rows``: rows that are not held are read once for a sum and the squares around its mean, or a maximum and
     the sum below it.
     ``narrow_convolutions``: the processor multiplies bfloat16, so that the layouts around ATen's convolutions of it
-    count. ``row_bytes``: ATen's products of bfloat16 and float16 are fast if rows begin at multiples of so many bytes;
+    count. ``wide_convolutions``: so do those around ATen's convolutions of float32, which are as fast in either.
+    ``row_bytes``: ATen's products of bfloat16 and float16 are fast if rows begin at multiples of so many bytes;
     0: anywhere. ``apart_biases``: ATen adds the bias of a convolution in a kernel of its own. ``shares_launches``: a
     launch costs as much as a small kernel, and may compute several. ``recomputes``: so many dear operations an element
     take less time than its result takes to be stored and loaded. ``contraction_forms``: what products of matrices
@@ -63,6 +64,7 @@ class Capabilities:
     channels_last: bool
     one_pass_rows: bool
     narrow_convolutions: bool = False
+    wide_convolutions: bool = False
     row_bytes: int = 0
     apart_biases: bool = False
     shares_launches: bool = False

@@ -75,10 +75,11 @@ def has_convolutions(graph: Graph) -> bool:
 
 def gains_in_training(graph: Graph, target: Capabilities) -> bool:
     """Whether a joint graph of a forward and a backward is faster with channels together: where those convolutions that
-    have a better kernel only in that layout read and write a large part of all images. (Measured by `python -m
-    tools.bench --modes train --models mobilenet unet resnet` with and without `AOTKIT_DISABLE=channels-last`: in
-    float32 MobileNetV2 and a U-Net gain a fifth, a ResNet of few channels nothing; with `--precision autocast` all
-    three gain 40 to 60 % on a processor with AMX, 20 to 40 % on one that has only AVX-512's bfloat16.)"""
+    are faster in that layout read and write a large part of all images. (Measured by `python -m tools.bench --modes
+    train --models mobilenet unet resnet` with and without `AOTKIT_DISABLE=channels-last`: in float32 on a processor
+    with AMX MobileNetV2 and a U-Net gain a fifth, a ResNet of few channels nothing; on Zen 4 the ResNet gains a fifth
+    and the U-Net a thirtieth of its memory; with `--precision autocast` all three gain 40 to 60 % on a processor with
+    AMX, 20 to 40 % on one that has only AVX-512's bfloat16.)"""
     own = every = 0
     for node in graph.find_nodes(op="call_function", target=_CONVOLUTION):
         if _suits(node):
@@ -93,6 +94,8 @@ def _has_kernel(node: Node, target: Capabilities) -> bool:
     groups, tiled = node.args[8], any(form.startswith("amx") for form in target.contraction_forms)
     if _value(node).dtype is torch.bfloat16:  # oneDNN's own
         return target.narrow_convolutions
+    if groups == 1 and target.wide_convolutions:
+        return True
     if groups != 1:
         return of_group == 1 and taps[0] * taps[1] <= _FEW_TAPS
     return tiled and results >= _CHANNELS and of_group >= _CHANNELS and taps[0] * taps[1] > 1

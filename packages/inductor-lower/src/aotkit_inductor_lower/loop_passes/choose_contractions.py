@@ -12,7 +12,7 @@ Note [Who computes a product]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
@@ -36,16 +36,24 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     known = _with_views_of_constants(program) if ctx.options.pack_constants else buffers_of(program)
     chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None)
     steps: list[Step] = []
+    names = {step.name for step in program.steps}
     buffers, pads = program.buffers, None
     for position, step in enumerate(program.steps):
         if is_convolution(step):
             pads = pads or Pads.of(program)
             expanded = expand_convolution(position, step, pads, ctx)
-            steps += expanded.steps
+            steps += _named_apart(expanded.steps, names - {step.name})
+            names.update(each.name for each in expanded.steps)
             buffers += expanded.buffers
         else:
             steps.append(chooser.chosen(position, step) if isinstance(step, Contraction) else step)
     return drop_dead_steps(replace(program, steps=tuple(steps), buffers=buffers))
+
+
+def _named_apart(steps: Sequence[Step], names: Set[str]) -> list[Step]:
+    """The steps of a convolution, renamed where others have these names: results of ``convolution_backward`` and calls
+    of later ones are numbered alike."""
+    return [replace(step, name=f"{step.name}_apart") if step.name in names else step for step in steps]
 
 
 def _with_views_of_constants(program: Program) -> dict[str, Buffer]:

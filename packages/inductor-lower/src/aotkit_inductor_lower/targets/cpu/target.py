@@ -15,6 +15,7 @@ from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
 from ...passes import stage
 from ...target import HOST, HOST_SPLITS, Capabilities, Choice, CompileCall, Measure, SplitPolicy, choose_on_host
+from .choose_few_rows import AMD
 from .machine import Machine, host_machine, processor_machine
 from .tile_forms import FORMS
 
@@ -126,6 +127,7 @@ def cpu_target(processor: str = "host") -> CpuTarget:
     capabilities = replace(
         HOST,
         narrow_convolutions=machine.has("avx512bf16") or machine.has("amx-bf16"),
+        wide_convolutions=host_machine().cpu in AMD and machine.vector_bits == 512,
         contraction_forms=forms,
         tiles_products=bool(forms),
     )
