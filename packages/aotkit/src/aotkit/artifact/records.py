@@ -14,9 +14,9 @@ Note [What can't be stored]
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -28,13 +28,22 @@ from aotkit_runtime_wrappers import WrapperPlan
 
 from ..frontend.written_out_regions import calls_regions, write_out_regions
 from .collectives import Collective, collectives_of
-from .recorded import RecordedGraph
 from .tensors import bytes_of, tensor_of
 
 if TYPE_CHECKING:
+    from aotkit_cudagraphs.plan import GraphPlan
     from aotkit_inductor_lower.launch_plan.parts import PartitionedProgram
 
-__all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
+__all__ = [
+    "ARTIFACT_FORMAT",
+    "Artifact",
+    "CaptureOrigin",
+    "CompiledGraph",
+    "Graphs",
+    "LiveCode",
+    "RecordedGraph",
+    "StoredReport",
+]
 
 ARTIFACT_FORMAT = 10
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
@@ -169,6 +178,59 @@ class CompiledGraph:
             StoredReport(described["report"]) if recorded is None else None,
             tuple(Collective(*row) for row in described["collectives"]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGraph:
+    """A graph whose parts become recordings of CUDA graphs, which each process makes itself.
+
+    Attributes:
+        plan: which parts are recorded, with which inputs in place.
+        parts: the compiled parts, in the plan's order.
+        outputs: see ``Options.cudagraph_outputs``.
+        device: the CUDA device whose memory recordings use.
+        static: of a forward, names of inputs that keep their address; what it saves of them goes by the same names.
+    """
+
+    plan: GraphPlan
+    parts: Sequence[CompiledGraph]
+    outputs: Literal["survive", "copy", "overwrite"]
+    device: str
+    static: Sequence[str] = ()
+
+    def reports(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Names of the parts, in that of the graph, and the lowering's reports on them."""
+        for planned, part in zip(self.plan.parts, self.parts, strict=True):
+            yield f"{name}{planned.name.removeprefix(self.plan.name)}", part.report
+
+    def to_sections(self, name: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """Named bytes and JSON metadata; names begin with ``name``."""
+        sections, described = {}, []
+        for number, part in enumerate(self.parts):
+            own, meta = part.to_sections(f"{name}.part{number}")
+            sections.update(own)
+            described.append(meta)
+        return sections, {
+            "plan": self.plan.to_json(),
+            "parts": described,
+            "outputs": self.outputs,
+            "device": self.device,
+            "static": list(self.static),
+        }
+
+    @staticmethod
+    def from_sections(name: str, sections: Mapping[str, bytes], described: Mapping[str, Any]) -> RecordedGraph:
+        """The inverse of :meth:`to_sections`. Raises ``ValueError`` for a plan of another version."""
+        from aotkit_cudagraphs.plan import GraphPlan  # only what is recorded needs it
+
+        parts = [
+            CompiledGraph.from_sections(f"{name}.part{number}", sections, meta)
+            for number, meta in enumerate(described["parts"])
+        ]
+        plan = GraphPlan.from_json(described["plan"])
+        if len(plan.parts) != len(parts):
+            raise ValueError(f"a plan of {len(plan.parts)} parts has {len(parts)} compiled ones")
+        return RecordedGraph(plan, parts, described["outputs"], described["device"], tuple(described["static"]))
 
 
 @dataclass(frozen=True, slots=True)

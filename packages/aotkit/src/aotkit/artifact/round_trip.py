@@ -15,8 +15,7 @@ from aotkit_partition import Partition, dump_graph, load_graph
 from aotkit_partition.graph_text import graph_constants
 from aotkit_runtime_wrappers import WrapperPlan
 
-from .recorded import RecordedGraph
-from .records import Artifact, CompiledGraph, LiveCode
+from .records import Artifact, CompiledGraph, LiveCode, RecordedGraph
 
 __all__ = ["reread_artifact", "reread_compiled", "reread_graph", "reread_metadata", "reread_partition"]
 

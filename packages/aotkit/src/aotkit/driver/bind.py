@@ -18,8 +18,7 @@ from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
 
 from .._notices import warn_user
 from .._observer import SILENT, Observer
-from ..artifact.recorded import RecordedGraph
-from ..artifact.records import Artifact, CompiledGraph, LiveCode
+from ..artifact.records import Artifact, CompiledGraph, LiveCode, RecordedGraph
 from .bound_recordings import BoundRecordings
 from .process import collections_put_off
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..artifact.recorded import RecordedGraph
+from .._notices import warn_user
+from ..artifact.records import RecordedGraph
 
 if TYPE_CHECKING:
     from aotkit_cudagraphs import CudagraphTrees, TreeFunction
 
-__all__ = ["BoundRecordings"]
+__all__ = ["BoundRecordings", "tell_of_the_cpu"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -60,3 +61,12 @@ def trees_of(device: torch.device, outputs: Literal["survive", "copy", "overwrit
     from aotkit_cudagraphs import TreeOptions, shared_trees
 
     return shared_trees(device, TreeOptions(outputs=outputs, check_static_layouts=False))  # Dynamo guards layouts
+
+
+def tell_of_the_cpu(name: str) -> None:
+    """The notice about a graph that can't be recorded because it runs on the CPU."""
+    from aotkit_cudagraphs import CudagraphNotice, SkipKind, SkipReason
+
+    warn_user(
+        f"runs without a CUDA graph: {SkipReason(SkipKind.CPU_DEVICE, f'{name} runs on the CPU')}", CudagraphNotice
+    )

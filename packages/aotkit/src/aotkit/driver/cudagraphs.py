@@ -12,10 +12,9 @@ from aotkit_functionalize import GraphMetadata
 from aotkit_runtime_wrappers import InputPlan
 
 from ..artifact.collectives import collectives_of
-from ..artifact.recorded import RecordedGraph
-from ..artifact.records import CompiledGraph
+from ..artifact.records import CompiledGraph, RecordedGraph
+from .bound_recordings import tell_of_the_cpu
 from .context import CompileContext, Kind
-from .recordings import tell_of_the_cpu
 
 __all__ = ["CudagraphStages", "record_backward", "record_graphs"]
 

@@ -14,14 +14,14 @@ import torch
 from aotkit_cache import Uncacheable
 from aotkit_runtime_wrappers import unboxed
 
-from ..artifact.recorded import RecordedGraph
+from ..artifact.records import RecordedGraph
 from ..artifact.store import CachedObjects, open_graph_cache, store_of_ranks
 from ..errors import CompileError, notify_eager
 from ..options import Options
 from ..recorder import GraphRecord, Recorder
+from .bound_recordings import tell_of_the_cpu
 from .bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
 from .process import collections_put_off
-from .recordings import tell_of_the_cpu
 from .shown import show_loaded
 
 if TYPE_CHECKING:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._notices import warn_user
-from ..artifact.recorded import RecordedGraph
-from ..artifact.records import CompiledGraph
+from ..artifact.records import CompiledGraph, RecordedGraph
 
 if TYPE_CHECKING:
     from .context import CompileContext
 
-__all__ = ["for_backward_of", "tell_of_the_cpu", "with_recordings"]
+__all__ = ["for_backward_of", "with_recordings"]
 
 
 def with_recordings(ctx: CompileContext) -> CompileContext:
@@ -30,12 +28,3 @@ def for_backward_of(forward: CompiledGraph, ctx: CompileContext) -> CompileConte
     from .cudagraphs import record_backward
 
     return record_backward(ctx, forward.code)
-
-
-def tell_of_the_cpu(name: str) -> None:
-    """The notice about a graph that can't be recorded because it runs on the CPU."""
-    from aotkit_cudagraphs import CudagraphNotice, SkipKind, SkipReason
-
-    warn_user(
-        f"runs without a CUDA graph: {SkipReason(SkipKind.CPU_DEVICE, f'{name} runs on the CPU')}", CudagraphNotice
-    )

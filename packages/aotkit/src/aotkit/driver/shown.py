@@ -14,8 +14,7 @@ from typing import Any
 from aotkit_inductor_lower import CompiledProgram
 from aotkit_inductor_lower.launch_plan.program_text import programs_in
 
-from ..artifact.recorded import RecordedGraph
-from ..artifact.records import Artifact, CompiledGraph, LiveCode
+from ..artifact.records import Artifact, CompiledGraph, LiveCode, RecordedGraph
 from ..frontend.tracing_context import publish_absent, publish_graph
 from ..recorder import Recorder
 
