@@ -14,7 +14,7 @@ import torch
 from aotkit_cache import Uncacheable
 from aotkit_runtime_wrappers import unboxed
 
-from ..artifact.records import RecordedGraph
+from ..artifact.records import Artifact, RecordedGraph
 from ..artifact.store import CachedObjects, open_graph_cache, store_of_ranks
 from ..errors import CompileError, notify_eager
 from ..options import Options
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..artifact.collectives import Collective
     from ..artifact.frozen import FrozenArguments
     from ..artifact.lookup import Lookup
-    from ..artifact.records import Artifact
     from .context import CompileContext
     from .graph_compiler import GraphCompiler
     from .ranks import RankCheck
