@@ -123,7 +123,7 @@ class CompileWorkers:
                 raise
             except (EOFError, OSError, ValueError, TypeError) as error:
                 self._ended(worker, error)
-            except BaseException:
+            except BaseException:  # raised again: whoever interrupts leaves an answer in the pipe, which is nobody's
                 worker.process.kill()
                 self._ended(worker, None)
                 raise
