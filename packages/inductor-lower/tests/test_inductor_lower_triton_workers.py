@@ -150,7 +150,6 @@ def test_a_refusal_names_the_kernel_and_its_line_and_the_worker_goes_on(two: Com
     assert compile_by(two)(kernel, 90) == compile_kernel(kernel, 90) and processes(two) == [before]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends no process by a signal, which is how a crash is told")
 def test_a_kernel_that_crashes_the_compiler_is_a_refusal(two: CompileWorkers) -> None:
     crash = running("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(TritonError, match=r"its compiler crashed \(SIGSEGV\)"):
