@@ -294,13 +294,17 @@ def test_the_best_level_that_a_processor_has_is_picked_and_another_place_is_refu
         assert found and told in found[0]
 
 
-def test_of_100_damaged_files_each_is_refused_or_gives_the_same(tmp_path: Path, serve: Callable[..., str]) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", [18, 19, 20])
+def test_of_40_damaged_files_each_is_refused_or_gives_the_same(
+    tmp_path: Path, serve: Callable[..., str], seed: int
+) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), torch.randn(4, 8)
     aotkit.aot_compile(model, (x,), tmp_path / "whole")
     data, wanted = (tmp_path / "whole").read_bytes(), leaves(aotkit.load(tmp_path / "whole")(x))
-    chance, refused = random.Random(18), 0
-    for _ in range(100):
+    chance, refused = random.Random(seed), 0
+    for _ in range(40):
         at = chance.randrange(len(data)) if chance.random() < 0.5 else len(data) - 1 - chance.randrange(800)
         bit = data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
         run = data[:at] + chance.randbytes(8) + data[at + 8 :]
@@ -308,4 +312,4 @@ def test_of_100_damaged_files_each_is_refused_or_gives_the_same(tmp_path: Path, 
         printed = serve(tmp_path / "file", [([x], wanted)])
         refused += printed.startswith("refused ")
         assert printed.startswith("refused 1") or all_right(1) in printed, printed
-    assert refused > 60
+    assert refused > 24

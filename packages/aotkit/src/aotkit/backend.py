@@ -30,7 +30,7 @@ from .frontend.inputs import (
     unsupported_input,
 )
 from .frontend.masks import has_strided_masks, lay_out_masks
-from .frontend.saving import is_saved_by_torch
+from .frontend.saving import is_saved_by_torch, name_in_torchs_cache
 from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
 from .recorder import Recorder
@@ -104,10 +104,13 @@ def compile_graph_module(
         return gm
     if is_saved_by_torch(gm):
         return _compile_to_save(_prepared(gm), example_inputs, options, recorder, passes)
+    kept_as = name_in_torchs_cache(gm)
     try:
         gm = _prepared(gm)
         if has_lists(example_inputs) or accumulates_gradients(gm):
             return _compile_backward_pass(gm, example_inputs, options, recorder, passes)
+        if kept_as is not None:
+            _keep_in_torchs_cache(kept_as, gm, example_inputs, options, recorder, passes)
         return _compile_plain(gm, example_inputs, options, recorder, passes)
     except Exception as error:
         if not is_bug(error):
@@ -162,6 +165,32 @@ def _compile_plain(
 
         compiled = check_frozen(compiled, job.frozen, gm)
     return (lambda *args: compiled(*args, *attributes)) if attributes else compiled
+
+
+def _keep_in_torchs_cache(
+    kept_as: str,
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    recorder: Recorder,
+    passes: GraphPasses | None,
+) -> None:
+    """Give torch's cache what a later process can load, where there is such a thing; see Note [Kept by torch]."""
+    attributes = attribute_tensors(gm)
+    values = [*example_inputs, *attributes]
+    job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
+    if (
+        job.cache is None
+        or RankCheck.of(gm, values, options) is not None
+        or unsupported_input(values, kernels=options.lowering == "kernels") is not None
+    ):
+        return
+    try:
+        from .driver.kept_by_torch import keep
+    except ImportError:  # another torch, which has another form for what it keeps, or none
+        return
+    job.note_static(example_inputs, attributes)
+    keep(job, gm, example_inputs, attributes, kept_as)
 
 
 def _compile_to_save(

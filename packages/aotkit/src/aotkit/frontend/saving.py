@@ -1,4 +1,4 @@
-"""Whether Dynamo compiles a graph to save it."""
+"""Whether Dynamo compiles a graph to save it, or keeps what is compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-__all__ = ["is_saved_by_torch"]
+__all__ = ["is_saved_by_torch", "name_in_torchs_cache"]
 
 
 def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
@@ -14,5 +14,13 @@ def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
 
     It names it for its cache of guards and bytecode as well, which takes any callable.
     """
-    config = sys.modules.get("torch._dynamo.config")
-    return getattr(gm, "_backend_id", None) is not None and not getattr(config, "caching_precompile", False)
+    return getattr(gm, "_backend_id", None) is not None and not _torch_keeps()
+
+
+def name_in_torchs_cache(gm: torch.fx.GraphModule) -> str | None:
+    """Under which name torch's cache of guards and bytecode wants the compiled graph, if it is to keep it."""
+    return getattr(gm, "_backend_id", None) if _torch_keeps() else None
+
+
+def _torch_keeps() -> bool:
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), "caching_precompile", False))

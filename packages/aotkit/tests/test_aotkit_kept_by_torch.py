@@ -1,0 +1,142 @@
+"""torch's own cache of guards and bytecode (``torch._dynamo.config.caching_precompile``), with our graphs in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+context = pytest.importorskip("torch._dynamo.precompile_context", reason="this torch keeps no guards and bytecode")
+if not hasattr(context, "BackendCacheArtifact"):
+    pytest.skip("this torch keeps what backends record in another form", allow_module_level=True)
+
+FUNCTIONS = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.second(torch.nn.functional.gelu(self.first(x))) / self.calls
+
+def in_two_graphs(x):
+    y = x.sin() * 2
+    torch._dynamo.graph_break()
+    return (y + x).tanh()
+
+def trained(call, model, sizes):
+    found = []
+    for rows in sizes:
+        x = torch.linspace(-2, 2, rows * 8).reshape(rows, 8).requires_grad_()
+        call(x).square().sum().backward()
+        found.append(x.grad)
+    return [*found, model.calls, *(p.grad for p in model.parameters())]
+"""
+
+PROGRAM = """
+import json, logging, os, torch, aotkit
+torch._dynamo.config.caching_precompile = True
+from torch._dynamo import symbolic_convert
+from torch._dynamo.package import DynamoCache
+from functions import Model, in_two_graphs, trained
+
+logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+traced, run = [0], symbolic_convert.InstructionTranslator.run
+def counted(self):
+    traced[0] += 1
+    return run(self)
+symbolic_convert.InstructionTranslator.run = counted
+recorder = aotkit.Recorder()
+
+def compiled(function, dynamic=False, **options):
+    backend = aotkit.make_backend(aotkit.Options(**options), recorder)
+    return torch.compile(function, backend=backend, dynamic=dynamic)
+
+def train(dynamic=False, **options):
+    torch.manual_seed(0)
+    model, like = Model(), Model()
+    like.load_state_dict(model.state_dict())
+    sizes = (6, 9) if dynamic else (6, 6)
+    found = trained(compiled(model, dynamic, **options), model, sizes)
+    for got, want in zip(found, trained(like, like, sizes), strict=True):
+        torch.testing.assert_close(got, want)
+    return found
+
+def tell(values):
+    reasons = [detail["reason"] for name, detail in recorder.events if name == "precompile.bypass"]
+    print(json.dumps([traced[0], reasons, [v.detach().numpy().tobytes().hex() for v in values]]))
+"""
+
+SAVE = "\ntorch.compiler.save_cache_artifacts()\n"
+
+
+@pytest.fixture
+def python(tmp_path: Path, warm_python: Any) -> Any:
+    """Runs the program in a process: how many frames Dynamo traced, what was not recorded and why, and bits."""
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+
+    def run(script: str) -> Any:
+        (tmp_path / "program.py").write_text(PROGRAM + textwrap.dedent(script))
+        folders = {"AOTKIT_CACHE_DIR": str(tmp_path / "ours"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
+        done = warm_python.run(["program.py"], cwd=tmp_path, env={**os.environ, **folders})
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_second_process_trains_without_a_trace(python: Any, dynamic: bool) -> None:
+    traced, reasons, first = python(f"tell(train(dynamic={dynamic}))" + SAVE)
+    assert traced == 1 and not reasons
+    assert python(f"tell(train(dynamic={dynamic}))") == [0, [], first]
+
+
+def test_both_graphs_of_a_function_are_there(python: Any) -> None:
+    script = "\ntell([compiled(in_two_graphs)(torch.linspace(-1, 1, 12))])"
+    traced, reasons, first = python(script + SAVE)
+    assert traced >= 2 and not reasons
+    assert python(script) == [0, [], first]
+
+
+def test_what_is_damaged_or_made_for_another_processor_is_compiled_again(python: Any) -> None:
+    _, _, first = python("tell(train())" + SAVE)
+    damage = """
+    from aotkit.driver import kept_by_torch
+    read = kept_by_torch._read
+    def damaged(key, content):
+        {how}
+        return read(key, content)
+    kept_by_torch._read = damaged
+    tell(train())
+    """
+    flipped = "content = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]"
+    assert python(damage.format(how=flipped)) == [1, [], first]
+    refused = "raise aotkit.PackageError('no processor for it')"
+    assert python(damage.format(how=refused)) == [1, [], first]
+
+
+def test_what_belongs_to_one_process_is_not_recorded(python: Any) -> None:
+    script = """
+    from torch._dynamo.precompile_context import PrecompileContext
+    found = []
+    with torch.no_grad():
+        for options in ({"cache": False}, {"freezing": True}, {"capture": False}, {}):
+            call = compiled(Model().eval(), **options)
+            call(torch.ones(2, 8))
+            found.append(torch.tensor(len(PrecompileContext._backend_artifacts_by_key)))
+            PrecompileContext.clear()
+            torch._dynamo.reset()
+    tell(found)
+    """
+    _, reasons, counts = python(script)
+    (reason,) = reasons
+    assert "freezing" in reason and [int(text[:2], 16) for text in counts] == [0, 0, 0, 1]
