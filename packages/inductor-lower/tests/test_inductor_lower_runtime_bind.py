@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -273,6 +274,65 @@ def test_views_that_a_method_gives_are_not_taken_with_all_their_strides() -> Non
     assert source.count(".t()") == 2 and source.count(".view(6, 4)") == 1 and source.count("as_strided(") == 1, source
     for got, want in zip(own([x, w, v]), f(x, w, v), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_a_result_that_is_written_over_is_taken_as_the_view_that_is_needed() -> None:
+    """A product's memory gets what is computed of it; that has other sizes, and is needed in a third kind only."""
+
+    def f(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        scores = torch.bmm(a, b).view(2, 3, 5, 7)
+        return torch.bmm((scores * scores.sum(-1, keepdim=True)).view(3, 10, 7), c)
+
+    values = torch.randn(6, 5, 4), torch.randn(6, 4, 7), torch.randn(3, 7, 4)
+    made = compile_graph(
+        make_fx(f, tracing_mode="fake")(*values), options=LowerOptions(arena_bytes=0, contractions="aten")
+    )
+    assert "= unsafe_view(" in made._bound.source
+    torch.testing.assert_close(made(list(values))[0], f(*values))
+
+
+def random_chain(chance: Random) -> Callable[..., list[torch.Tensor]]:
+    """Calls of ATen, kernels over what they return, and views between them; some of it is returned, too."""
+    moves = [chance.choice(("matrix", "batch", "kernel", "rows", "turn", "keep")) for _ in range(chance.randint(4, 9))]
+    sizes = [chance.choice(((2, 3), (3, 2), (6,), (1, 6))) for _ in moves]
+
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        for move, some in zip(moves, sizes, strict=True):
+            if move == "matrix":
+                x = x.reshape(-1, 8) @ weights[0]
+            elif move == "batch":
+                x = torch.bmm(x.reshape(2, -1, 8), weights[1])
+            elif move == "kernel":
+                x = x.sin() + x.reshape(*some, -1, 8).sum(-1, keepdim=True).reshape(*x.shape[:-1], 1)
+            elif move == "rows":
+                x = x.reshape(*some, -1, 8)
+            elif move == "turn":
+                x = x.reshape(-1, 4, 8).transpose(0, 1)
+            else:
+                kept.append(x)
+        return [*kept, x]
+
+    return f
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_chains_of_calls_kernels_and_views_are_as_eager_computes_them(seed: int) -> None:
+    chance = Random(seed)
+    reused = 0
+    for number in range(60):
+        torch.manual_seed(seed * 100 + number)
+        weights = [torch.randn(8, 8) / 3, torch.randn(2, 8, 8) / 3]
+        f, x = random_chain(chance), torch.randn(24, 8)
+        arena = chance.choice((0, 1 << 20))
+        options = LowerOptions(arena_bytes=arena, contractions="aten")
+        made = compile_graph(make_fx(f, tracing_mode="fake")(x, *weights), options=options)
+        reused += "= unsafe_view(" in made._bound.source
+        for got, want in zip(made([x, *weights]), f(x, *weights), strict=True):
+            assert (got.shape, got.stride()) == (want.shape, want.stride())
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+    assert reused
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (4, 1), (1, 1), (0, 4)])

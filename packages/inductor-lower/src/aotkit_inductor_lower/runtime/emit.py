@@ -330,10 +330,10 @@ class PlanEmitter:
         self.lines.append(f"{name} = torch.as_strided({base}, {sizes}, {strides}, {offset})")
 
     def _reuse_buffer(self, step: ReuseBuffer) -> None:
-        base, result = self.buffers[step.base], self.buffers[step.result]
+        base, made = self.buffers[step.base], self.buffers[self.made_as.get(step.result, step.result)]
         names = self.tensor_names[step.result], self.tensor_names[step.base]
-        same = base.sizes == result.sizes
-        self.lines.append(f"{names[0]} = {names[1] if same else f'unsafe_view({names[1]}, {_tuple(result.sizes)})'}")
+        same = base.sizes == made.sizes
+        self.lines.append(f"{names[0]} = {names[1] if same else f'unsafe_view({names[1]}, {_tuple(made.sizes)})'}")
         self._write_slot(step.result)
 
     def _return(self, step: Return) -> None:
