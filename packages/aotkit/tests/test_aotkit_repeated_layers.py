@@ -123,6 +123,26 @@ def test_by_themselves_only_many_layers_are_compiled_once(count: int, expected: 
     assert_like_eager(model, torch.randn(5, 8, requires_grad=True), expected, repeated_layers="auto")
 
 
+def test_updates_of_many_parameters_are_no_layers() -> None:
+    """They are a few kernels together; each in a call of its own took twenty times as long."""
+
+    def update(*tensors: Tensor) -> None:
+        parameters, gradients, squares = (list(tensors[k::3]) for k in range(3))
+        torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 0.1)  # Dynamo fills a tensor for each
+        roots = torch._foreach_add(torch._foreach_sqrt(squares), 1e-8)
+        torch._foreach_addcdiv_(parameters, gradients, roots, -0.01)
+
+    ours, eagers = [[torch.linspace(k, k + 1, 30 - k // 3 % 2) for k in range(120)] for _ in range(2)]
+    for repeated in ("once", "auto"):
+        torch._dynamo.reset()
+        recorder = aotkit.Recorder()
+        options = aotkit.Options(cache=False, repeated_layers=repeated)
+        torch.compile(update, backend=aotkit.make_backend(options, recorder))(*ours)
+        update(*eagers)
+        torch.testing.assert_close(ours, eagers)
+        assert bool(counts(recorder)) == (repeated == "once"), reasons(recorder)
+
+
 def test_dropout_draws_the_numbers_of_eager() -> None:
     torch.manual_seed(0)
     assert_like_eager(Stack(lambda: Block(16, 0.3)), torch.randn(5, 8, requires_grad=True), [(COUNT - 1,)], rng="eager")

@@ -42,7 +42,7 @@ from aotkit_functionalize.records import OutputKind
 from .._torch_compat import lazy_graph_module
 from ..artifact.collectives import collectives_of
 from ..frontend.plain_fakes import new_fake, new_fake_like
-from ..frontend.repeats import Layers, body_of, find_layers
+from ..frontend.repeats import Layers, body_of, find_layers, has_products
 from .context import CompileContext
 from .layers_that_write import NotAlike, check_memory_of_writes, put_layer, renamed_modules, writes_of
 
@@ -57,7 +57,8 @@ _library.define(f"call_random_layer{_SIGNATURE}", tags=(*_TAGS, torch.Tag.nondet
 FEWEST = {"once": 6, "auto": 15}
 """By option, so many equal layers are compiled once. Of residual layers one less is found than there are, since they
 are cut within (Note [Where to cut]). A call of a small layer takes a few per cent of its time
-(``python -m tools.bench.layers --steps``), so by themselves only many are, which take long to compile apart."""
+(``python -m tools.bench.layers --steps``), so by themselves only many are, which take long to compile apart, and only
+layers with products in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ def repeated_layers(gm: GraphModule, fakes: Sequence[Any], ctx: CompileContext) 
     Raises :class:`NotAlike`, and the refusals of a capture.
     """
     groups = find_layers(gm, FEWEST[ctx.options.repeated_layers])
+    if ctx.options.repeated_layers == "auto":
+        groups = [group for group in groups if has_products(group)]
     if not groups:
         return None
     known = dict(zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=False))

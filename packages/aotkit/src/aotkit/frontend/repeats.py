@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["Layers", "body_of", "find_layers"]
+__all__ = ["Layers", "body_of", "find_layers", "has_products"]
 
 _PERIODS = 8  # how many periods are tried; the right one is among the commonest distances
 _LAYERS_APART = 4  # a node may occur so often in a layer, if none occurs once
 _HEAVY = frozenset({"linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "embedding", "conv1d", "conv2d"})
 _ATTENTION = "scaled_dot_product_attention"
-_HEAVY |= {"conv3d", _ATTENTION}
+_HEAVY |= {"conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", _ATTENTION}
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "expand", "squeeze", "unsqueeze", "getitem", "chunk"})
 _VIEWS |= {"split", "to", "t", "flatten"}
 
@@ -63,6 +63,12 @@ def find_layers(gm: GraphModule, least: int) -> list[Layers]:
     within = _within_modes(nodes)  # where a layer is not what it is elsewhere
     found = [group for group in found if not within[positions[group.layers[0][0]]]]
     return sorted(found, key=lambda group: positions[group.layers[0][0]])
+
+
+def has_products(group: Layers) -> bool:
+    """Whether there is a product, a convolution or attention in each layer. Without one, all layers together are a few
+    kernels, and calls would take longer than what they compute: the update of each of 400 parameters."""
+    return any(_name(node) in _HEAVY for node in group.layers[0])
 
 
 def body_of(gm: GraphModule, group: Layers) -> GraphModule:
