@@ -13,6 +13,7 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, smax, smin, to_expr
+from ..target import on_host
 from .access import Value, ViewBuilder
 from .context import LoweringContext
 from .promotion import compute_dtype, ir_dtype
@@ -217,11 +218,19 @@ def _nearest_backward(offset: float) -> Callable[..., View]:
     return rule
 
 
+def _lies_in_rows(val: torch.Tensor, grad: View) -> bool:
+    """Whether neighbours in memory are neighbours in a row of an image: generated code adds them up one by one, and for
+    each computes the places anew, where ATen has two loops. With channels side by side, those are a vector."""
+    return on_host(val) and val.is_contiguous() and grad.strides[-1] == 1
+
+
 def _upsample_backward(taps: Callable[[_Line, bool], list[_Tap]], corners: bool) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, grad: View, out: Sequence[object], sizes: object, *rest: object) -> View:
         count = len(out)
         if not grad.dtype.is_floating_point:
             raise Fallback("gradients of upsampled integers are left to ATen")
+        if corners and count == 2 and _lies_in_rows(node.meta["val"], grad):
+            raise Fallback("gradients of images whose rows are contiguous are added up faster by ATen")
         align, factors = (bool(rest[0]), rest[1:]) if corners else (False, rest)
         if len(factors) < count:
             factors = (*factors, *[None] * (count - len(factors)))
