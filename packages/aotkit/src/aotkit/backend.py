@@ -179,15 +179,17 @@ def _keep_in_torchs_cache(
     attributes = attribute_tensors(gm)
     values = [*example_inputs, *attributes]
     job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
-    if (
-        job.cache is None
-        or RankCheck.of(gm, values, options) is not None
-        or unsupported_input(values, kernels=options.lowering == "kernels") is not None
-    ):
-        return
+    reason = unsupported_input(values, kernels=options.lowering == "kernels")
+    if job.cache is None:
+        reason = "there is no cache, from which this process would load what is recorded"
+    elif RankCheck.of(gm, values, options) is not None:
+        reason = "ranks compare what they compile"
     try:
         from .driver.kept_by_torch import keep
-    except ImportError:  # another torch, which has another form for what it keeps, or none
+    except ImportError:
+        reason = "this torch has another form for what its cache keeps"
+    if reason is not None:
+        recorder.event("precompile.bypass", {"graph": job.name, "reason": reason})
         return
     job.note_static(example_inputs, attributes)
     keep(job, gm, example_inputs, attributes, kept_as)

@@ -25,6 +25,7 @@ from ..errors import CompileError, PackageError
 from .bugs import is_refusal
 from .job import GraphJob
 from .saved_by_torch import SavedByTorch, complete_graph
+from .saved_graph import write_graph
 
 __all__ = ["KeptByTorch", "keep"]
 
@@ -58,7 +59,7 @@ def keep(job: GraphJob, gm: torch.fx.GraphModule, args: Sequence[Any], held: Seq
     """Compile ``gm``, forward and backward, for Dynamo's example inputs, and record it; tell the recorder where that is
     not possible. ``held``: the tensors in ``gm``."""
     try:
-        block = SavedByTorch.serialize_compile_artifacts(SavedByTorch(complete_graph(job, gm, args, held)))
+        block = write_graph(complete_graph(job, gm, args, held))
     except Exception as error:
         if not (isinstance(error, CompileError | PackageError) or is_refusal(error)):
             raise
