@@ -138,3 +138,23 @@ def test_what_belongs_to_one_process_is_not_recorded(python: Any) -> None:
     _, reasons, counts = python(script)
     assert "no cache" in reasons[0] and "freezing" in reasons[1] and len(reasons) == 2
     assert [int(text[:2], 16) for text in counts] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("held_by", ["the module", "an argument"])
+def test_guards_that_torch_could_not_read_back_are_not_recorded(python: Any, held_by: str) -> None:
+    """torch writes of a guarded tensor's gradient only that it is missing, and a process that reads it ends in an
+    error."""
+    script = textwrap.dedent(f"""
+    torch.manual_seed(0)
+    model, x = Model(), torch.linspace(-1, 1, 16).reshape(2, 8)
+    function = compiled(model)
+    if "{held_by}" == "an argument":
+        x.requires_grad_().square().sum().backward()
+    else:
+        model(x).sum().backward()
+    function(x).sum().backward()
+    tell([p.grad for p in model.parameters()])
+    """)
+    traced, reasons, first = python(script + SAVE)
+    assert traced and len(reasons) == 1 and "gradient" in reasons[0]
+    assert python(script) == [traced, reasons, first]

@@ -30,7 +30,7 @@ from .frontend.inputs import (
     unsupported_input,
 )
 from .frontend.masks import has_strided_masks, lay_out_masks
-from .frontend.saving import is_saved_by_torch, name_in_torchs_cache
+from .frontend.saving import has_gradient, is_saved_by_torch, name_in_torchs_cache
 from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
 from .recorder import Recorder
@@ -184,6 +184,8 @@ def _keep_in_torchs_cache(
         reason = "there is no cache, from which this process would load what is recorded"
     elif RankCheck.of(gm, values, options) is not None:
         reason = "ranks compare what they compile"
+    elif any(has_gradient(value) for value in values):
+        reason = "torch can't read back the guards of a tensor that has a gradient already"
     try:
         from .driver.kept_by_torch import keep
     except ImportError:

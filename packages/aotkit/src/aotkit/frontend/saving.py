@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
-__all__ = ["is_saved_by_torch", "name_in_torchs_cache"]
+__all__ = ["has_gradient", "is_saved_by_torch", "name_in_torchs_cache"]
 
 
 def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
@@ -20,6 +21,13 @@ def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
 def name_in_torchs_cache(gm: torch.fx.GraphModule) -> str | None:
     """Under which name torch's cache of guards and bytecode wants the compiled graph, if it is to keep it."""
     return getattr(gm, "_backend_id", None) if _torch_keeps() else None
+
+
+def has_gradient(value: Any) -> bool:
+    """Whether this is a tensor with a gradient: of that, torch writes among the guards only that it is missing."""
+    if not isinstance(value, torch.Tensor) or not (value.is_leaf or value.retains_grad):
+        return False
+    return value.grad is not None
 
 
 def _torch_keeps() -> bool:
