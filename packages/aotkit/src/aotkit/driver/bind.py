@@ -11,6 +11,7 @@ import torch
 
 from aotkit_cache import CacheWarning
 from aotkit_inductor_lower import CompiledProgram
+from aotkit_inductor_lower.memory.freed import keep_freed_memory
 from aotkit_inductor_lower.runtime import ArenaPool, bind_program
 from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
@@ -83,6 +84,7 @@ def bind(
     forward = bind_graph(artifact.forward, pool, arguments, redzones, name and f"{name}-{kind}", recordings)
     training: dict[str, Any] = {}
     if artifact.plan.call.training:
+        keep_freed_memory()
         make_backward = _backwards(artifact, later, pool, redzones, name and f"{name}-backward", recordings)
         training["backward"] = lambda: make_backward()
         training["backward_graph"] = None if artifact.graphs is None else artifact.graphs.backward_source()
