@@ -21,6 +21,7 @@ from aotkit_inductor_lower.lowering.packed_products import panel_columns
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu import ways as ways_module
+from aotkit_inductor_lower.targets.cpu.render.few_rows_in_digits import FewRowsInDigits, multiplies_digits
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
 from aotkit_inductor_lower.targets.cpu.target import cpu_target
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without F
 needs_panels = pytest.mark.skipif(not panel_columns(), reason="ATen packs in no layout that kernels read")
 needs_pairs = pytest.mark.skipif(  # an emulated processor is asked here as well
     not multiplies_pairs(cpu_target().machine), reason="not both of AVX-512's BF16 and VBMI"
+)
+needs_digits = pytest.mark.skipif(
+    not multiplies_digits(cpu_target().machine), reason="not all of AVX-512's BF16, VBMI and VNNI"
 )
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]
@@ -47,8 +51,8 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsInPanels]:
 
         return write
 
-    monkeypatch.setattr(ways_module, "FewRowsInPanels", noted(FewRowsInPanels))
-    monkeypatch.setattr(ways_module, "FewRowsInPairs", noted(FewRowsInPairs))
+    for kind in (FewRowsInPanels, FewRowsInPairs, FewRowsInDigits):
+        monkeypatch.setattr(ways_module, kind.__name__, noted(kind))
     return found
 
 
@@ -127,6 +131,7 @@ def test_bfloat16_is_multiplied_in_pairs_of_steps(rows: int, panels: list[FewRow
         f = functools.partial(_of_activated, group)
         made = compiled(f, x, packed, scales)
         assert isinstance(panels[-1], FewRowsInPairs)
+        assert isinstance(panels[-1], FewRowsInDigits) == (rows == 1 and multiplies_digits(cpu_target().machine))
         check_near(run(made, x, packed, scales), f(x, packed, scales), F.silu(x).double() @ weight.t())
     for dtype in (torch.float16, torch.float32):
         compiled(of_group(64), *operands(rows, 64, 128, 64, dtype)[0])
@@ -148,6 +153,65 @@ def test_tiny_numbers_are_not_taken_for_zero(tiny: float, panels: list[FewRowsIn
     true = x.double().sum(1, keepdim=True).expand(2, 64) * 2.0**100
     assert true.abs().min() > 0
     check_near(run(made, x, packed, scales), int4(x, packed, 64, scales), true)
+
+
+def _with_spread(x: torch.Tensor, spread: int) -> torch.Tensor:
+    """Numbers whose sizes lie so many powers of two apart, at most."""
+    return (x * 2.0 ** torch.randint(-spread, 1, x.shape)).bfloat16()
+
+
+@needs_panels
+@needs_digits
+@pytest.mark.parametrize("spread", [0, 6, 13, 14, 20, 60])
+def test_sums_of_a_group_are_exact_but_for_one_rounding(spread: int, panels: list[FewRowsInPanels]) -> None:
+    """Whatever the sizes within a group are; eager's are not, so the bound is that of a sum in float32."""
+    for group in (32, 64, 256):
+        (x, packed, _), _ = operands(1, 64, 512, group, torch.bfloat16)
+        x = _with_spread(x.float(), spread)
+        x[:, :group] = 0.0  # a group of nothing
+        x[:, group : group + 8] = torch.tensor([1.0, -1.0, 255.0, -255.0, 0.0, 2.0**-7, -(2.0**-6), 3.0])
+        numbers = torch.randint(0, 16, (64, 512))
+        numbers[0], numbers[1], numbers[2] = 0, 15, 8
+        packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
+        scales = torch.tensor([1.0, 0.0]).bfloat16().expand(512 // group, 64, 2).contiguous()
+        made = compiled(of_group(group), x, packed, scales)
+        assert isinstance(panels[-1], FewRowsInDigits)
+        got, weight = run(made, x, packed, scales).double(), numbers.double() - 8
+        true, sizes = x.double() @ weight.t(), x.double().abs() @ weight.abs().t()
+        assert ((got - true).abs() <= true.abs() * 2.0**-8 + sizes * 2.0**-20).all()
+        assert (got[0, 2] == 0).all()
+
+
+@needs_panels
+@needs_digits
+@pytest.mark.parametrize("size", [2.0**-20, 2.0**-13, 2.0**-15, 1.0])
+def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list[FewRowsInPanels]) -> None:
+    """The weight of the large one is 0, so that the small ones are all that is left."""
+    x = (torch.rand(1, 128) + 1).mul(size).bfloat16()
+    x[0, ::64] = 1.5
+    numbers = torch.randint(9, 16, (64, 128))
+    numbers[:, ::64] = 8
+    packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
+    scales = torch.tensor([0.5, 0.0]).bfloat16().expand(2, 64, 2).contiguous()
+    got = run(compiled(of_group(64), x, packed, scales), x, packed, scales).double()
+    assert isinstance(panels[-1], FewRowsInDigits)
+    true = x.double() @ (numbers.double() - 8).t() * 0.5
+    assert ((got - true).abs() <= true.abs() * 2.0**-8).all()
+
+
+@needs_panels
+@needs_digits
+@pytest.mark.parametrize("power", [-99, -40, 0, 60, 115])
+@pytest.mark.parametrize("number", [0, 15])
+def test_the_largest_digits_do_not_overflow(power: int, number: int) -> None:
+    for value in (255.0, 254.0, 129.0, 128.0):
+        for sign in (1, -1):
+            x = torch.full((1, 512), sign * value * 2.0 ** (power - 7)).bfloat16()
+            packed = aten._convert_weight_to_int4pack_for_cpu(torch.full((64, 512), number).int(), 2)
+            scales = torch.tensor([2.0**-10, 0.0]).bfloat16().expand(2, 64, 2).contiguous()
+            got = compiled(of_group(256), x, packed, scales)([x, packed, scales])[0].double()
+            true = x.double().sum() * (number - 8) * 2.0**-10
+            assert ((got - true).abs() <= true.abs() * 2.0**-8).all()
 
 
 @needs_panels

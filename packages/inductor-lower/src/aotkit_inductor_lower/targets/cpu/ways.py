@@ -32,6 +32,7 @@ from .render.attention_backward import AttentionBackward
 from .render.attention_forward import AttentionForward
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
+from .render.few_rows_in_digits import FewRowsInDigits, multiplies_digits, suits_digits
 from .render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs, pairs_of
 from .render.few_rows_in_panels import FewRowsInPanels, panels_of
 from .render.few_rows_of_bytes import FewRowsOfBytes
@@ -81,6 +82,14 @@ def _in_pairs(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]
     return None if byte is None else FewRowsInPairs(kernel, form, target, known, panels, byte).emit
 
 
+def _in_digits(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    panels = panels_of(kernel, form) if isinstance(form, FewRowsSite) and multiplies_digits(target) else None
+    if panels is None or not isinstance(form, FewRowsSite) or not suits_digits(form):
+        return None
+    byte = pairs_of(kernel, form, panels)
+    return None if byte is None else FewRowsInDigits(kernel, form, target, known, panels, byte).emit
+
+
 def _in_panels(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
     panels = panels_of(kernel, form) if isinstance(form, FewRowsSite) else None
     if panels is None or not isinstance(form, FewRowsSite):
@@ -126,6 +135,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "product in pairs": (multiplies_bfloat16, _in_groups),
         "product": (_multiplies_and_adds, _product),
         "few rows of bytes": (multiplies_bytes, _of_bytes),
+        "few rows in digits": (multiplies_digits, _in_digits),
         "few rows in pairs": (multiplies_pairs, _in_pairs),
         "few rows in panels": (_multiplies_and_adds, _in_panels),
         "few rows of halves": (_multiplies_and_adds, _of_halves),

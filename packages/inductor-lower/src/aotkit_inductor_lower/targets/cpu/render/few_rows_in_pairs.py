@@ -153,11 +153,7 @@ class FewRowsInPairs(FewRowsInPanels):
 
     def _pairs_of_numbers(self, vector: Vector, k: Ssa) -> dict[tuple[int, int], Ssa]:
         """By part and vector: two steps of each of 16 columns."""
-        em, start = self.em, vector.base.constant or 0
-        self.enter_part(Vector(self.columns, imm(0), self.across, 1), 0, k)
-        line = address_of(self.ctx, self.byte, self.byte.indices[0], 0)
-        read = em.here(BYTES, f"load {BYTES}, ptr {line.text}, align 1")
-        self.leave()
+        em, start, read = self.em, vector.base.constant or 0, self.line_of(k)
         found = {}
         for copy in range(vector.interleave):
             columns = range(start + copy * self.across, start + (copy + 1) * self.across)
@@ -167,6 +163,14 @@ class FewRowsInPairs(FewRowsInPanels):
             found[0, copy] = self._numbers_of(words)
             found[1, copy] = self._numbers_of(self.ops.op("lshr", words, em.splat(imm(4, "i16"), 32)))
         return found
+
+    def line_of(self, k: Ssa) -> Ssa:
+        """Two steps of a panel, as they lie in memory."""
+        self.enter_part(Vector(self.columns, imm(0), self.across, 1), 0, k)
+        line = address_of(self.ctx, self.byte, self.byte.indices[0], 0)
+        read = self.em.here(BYTES, f"load {BYTES}, ptr {line.text}, align 1")
+        self.leave()
+        return read
 
     def _numbers_of(self, words: Ssa) -> Ssa:
         """What the last 4 bits of each word mean; a bit before them does not matter, since the table has all twice."""

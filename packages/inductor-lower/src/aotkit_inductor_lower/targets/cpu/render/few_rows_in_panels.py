@@ -170,6 +170,7 @@ class FewRowsInPanels(FewRowsEmitter):
             none = em.here("float", f"fmul {most.typed}, 0.0")
             after = self.spoiled(em.here("float", f"fadd {before.typed}, {none.text}"), found[2:])
             em.effect(f"store {after.typed}, ptr {self.checked.text}")
+            self.group_copied(start, at, largest)
             return []
 
         def of_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
@@ -188,6 +189,9 @@ class FewRowsInPanels(FewRowsEmitter):
     def spoiled(self, checked: Ssa, seen: list[Ssa]) -> Ssa:
         """``checked``, or nan if what was seen must not be multiplied with numbers of few bits."""
         return checked
+
+    def group_copied(self, start: Ssa, group: Ssa, largest: Ssa) -> None:
+        """Comes behind the copy of a group of one row of the left factor, of which ``largest`` is the greatest size."""
 
     def _across(self, total: Ssa) -> Ssa:
         """All lanes, added up in pairs."""
@@ -221,8 +225,17 @@ class FewRowsInPanels(FewRowsEmitter):
 
     def _sum_group(self, vector: Vector, *, factored: bool) -> None:
         """One group of some columns, in each part of the panel."""
-        each = list(itertools.product(range(self.count), range(self.count_of_parts), range(vector.interleave)))
-        sums = self.group_products(vector, each, factored=factored)
+        each = self.places_of(vector)
+        self.add_groups(vector, each, self.group_products(vector, each, factored=factored), factored=factored)
+
+    def places_of(self, vector: Vector) -> list[tuple[int, int, int]]:
+        """Each row, part and vector."""
+        return list(itertools.product(range(self.count), range(self.count_of_parts), range(vector.interleave)))
+
+    def add_groups(
+        self, vector: Vector, each: Sequence[tuple[int, int, int]], sums: Sequence[Ssa], *, factored: bool
+    ) -> None:
+        """Sums over a group to those of its columns."""
         for part in range(self.count_of_parts):
             if factored:
                 self.enter_part(vector, part, imm(0))
