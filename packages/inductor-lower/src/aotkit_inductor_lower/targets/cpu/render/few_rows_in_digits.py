@@ -7,6 +7,9 @@ Note [Sums in whole numbers]
     that take twice the time each, and bytes need not be looked up in a table. The sum of a group is exact but for one
     rounding. Each number is 8 too large, which the sums begin with.
 
+    Two lines of memory have four steps of a panel. Interleaved they have two vectors with all steps of 16 columns each:
+    the first and the third eight of 32, and the second and the fourth. Sums are put into order behind each group.
+
     A bfloat16 has 8 bits, so what is at least 2**-14 of the largest of its group, or 0, is a whole number then. Where
     one is smaller, the group is multiplied as in Note [Pairs of steps].
 """
@@ -28,6 +31,7 @@ from .few_rows_of_bytes import DOT
 __all__ = ["FewRowsInDigits", "multiplies_digits", "suits_digits"]
 
 DIGITS = 3
+REORDER = "llvm.x86.avx512.permvar.qi.512"
 STEPS = 4  # of the sum in one instruction
 BITS = 21  # the power of two that the largest number of a group becomes, or more
 LEAST = 27  # the biased exponent of 2**-100, below which Note [Pairs of steps] computes each weight
@@ -138,7 +142,7 @@ class FewRowsInDigits(FewRowsInPairs):
         unit = em.here("float", f"load float, ptr {em.element('float', self.unit_of_group, group).text}")
         by_place = zip(*(sums[digit * len(each) :][: len(each)] for digit in range(DIGITS)), strict=True)
         totals = [self._total(digits, em.splat(unit, self.across)) for digits in by_place]
-        self.add_groups(vector, each, totals, factored=True)
+        self.add_groups(vector, each, self._in_order(totals), factored=True)
 
     def _add_digits(self, vector: Vector, each: Sequence[Place], k: Ssa, sums: list[Ssa]) -> list[Ssa]:
         for some in range(2):
@@ -150,19 +154,37 @@ class FewRowsInDigits(FewRowsInPairs):
         return sums
 
     def _bytes_of_numbers(self, vector: Vector, k: Ssa) -> dict[tuple[int, int], Ssa]:
-        """By part and vector: four steps of each of 16 columns, 8 too large."""
-        start, found = vector.base.constant or 0, {}
-        lines = [self.line_of(self.em.add(k, imm(step))) for step in (0, STEPS // 2)]
-        last = self.em.splat(imm(15, "i8"), LINE)
+        """By part and vector: four steps of each of 16 columns, 8 too large. See Note [Sums in whole numbers] for the
+        order of columns."""
+        em, found = self.em, {}
+        lines = [self.line_of(em.add(k, imm(step))) for step in (0, STEPS // 2)]
+        last = em.splat(imm(15, "i8"), LINE)
         for copy in range(vector.interleave):
-            columns = range(start + copy * self.across, start + (copy + 1) * self.across)
-            order = [column + step * LINE // 2 for column in columns for step in range(STEPS)]
-            both = self.em.shuffle(lines[0], lines[1], "i8", order)
+            halves = [lane + byte for lane in range(0, LINE, 16) for byte in range(8 * copy, 8 * copy + 8)]
+            pairs = em.shuffle(lines[0], lines[1], "i8", [place for byte in halves for place in (byte, LINE + byte)])
+            em.declare(REORDER, BYTES, [BYTES, BYTES])
+            both = em.pure(BYTES, f"call {BYTES} @{REORDER}({pairs.typed}, {self._order().typed})", pairs)
             words = self.em.pure(vector_type("i16", LINE // 2), f"bitcast {both.typed} to <{LINE // 2} x i16>", both)
             upper = self.ops.op("lshr", words, self.em.splat(imm(4, "i16"), LINE // 2))
             found[0, copy] = self.ops.op("and", both, last)
             found[1, copy] = self.ops.op("and", self.em.pure(BYTES, f"bitcast {upper.typed} to {BYTES}", upper), last)
         return found
+
+    def _in_order(self, totals: Sequence[Ssa]) -> list[Ssa]:
+        """Sums of neighbouring columns, of such in which halves of neighbours take turns."""
+        half, found = self.across // 2, []
+        for first, second in zip(totals[::2], totals[1::2], strict=True):
+            for start in (0, half):
+                lanes = [*range(start, start + half), *range(self.across + start, self.across + start + half)]
+                found.append(self.em.shuffle(first, second, self.element, lanes))
+        return found
+
+    def _order(self) -> Ssa:
+        """Where the bytes of the steps of each column lie among two lines that were interleaved. LLVM must not know, or
+        it makes one permutation of both, which takes longer than the two."""
+        places = [2 * column + step % 2 * LINE // 2 + step // 2 for column in range(16) for step in range(STEPS)]
+        constant = Ssa(f"<{', '.join(f'i8 {place}' for place in places)}>", BYTES)
+        return self.em.pure(BYTES, f'call {BYTES} asm "", "=v,0"({constant.typed})')
 
     def _steps_of_left(self, digit: int, k: Ssa) -> Ssa:
         em = self.em
