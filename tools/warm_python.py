@@ -64,10 +64,10 @@ _FORKS = sys.platform.startswith("linux")
 class WarmPython:
     """Starts Python as ``subprocess.run`` does; most of the processes are forks of a server."""
 
-    def __init__(self, modules: Sequence[str] = COMPILER) -> None:
+    def __init__(self, modules: Sequence[str] = COMPILER, seeds: Sequence[str] = HASH_SEEDS) -> None:
         self._modules, self._env = tuple(modules), dict(os.environ)
         self._servers: dict[tuple[tuple[str, ...], str], _Server] = {}
-        self._seeds = itertools.cycle(HASH_SEEDS)
+        self._seeds = itertools.cycle(seeds)
 
     def run(
         self,
