@@ -53,7 +53,7 @@ READ_BY_IMPORTS = (
 )
 
 #: Of these, those that are read at each use, those that torch's logs are set up by, which is done again in a fork.
-READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 READ_BY_LOGS = ("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_LOGS_FORMAT", "TORCH_TRACE")
 HASH_SEEDS = ("1", "2")
 
@@ -104,10 +104,10 @@ class WarmPython:
 
 
 def _read_by_imports(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that are set: empty ones count for nothing."""
     elsewhere = (*READ_LATER, *READ_BY_LOGS)
-    return {
-        name: value for name, value in variables.items() if name.startswith(READ_BY_IMPORTS) and name not in elsewhere
-    }
+    found = {name: value for name, value in variables.items() if name.startswith(READ_BY_IMPORTS) and value}
+    return {name: value for name, value in found.items() if name not in elsewhere}
 
 
 class _Server:
