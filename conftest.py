@@ -74,16 +74,22 @@ def equal_kernels_are_compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[Any]:
-    """``warm_python.run([script, ..], cwd=.., env=..)`` starts Python with torch and the compiler already imported.
-
-    For tests that need a process of their own and are not about what is imported there; see tools/warm_python.py.
-    """
+def warm_processes() -> Any:
+    """The module tools/warm_python.py, which is not on the path of a package's tests."""
     spec = importlib.util.spec_from_file_location("warm_python", Path(__file__).parent / "tools" / "warm_python.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    processes = module.WarmPython()
+    return module
+
+
+@pytest.fixture(scope="session")
+def warm_python(warm_processes: Any) -> Iterator[Any]:
+    """``warm_python.run([script, ..], cwd=.., env=..)`` starts Python with torch and the compiler already imported.
+
+    For tests that need a process of their own and are not about what is imported there; see tools/warm_python.py.
+    """
+    processes = warm_processes.WarmPython()
     yield processes
     processes.close()
 

@@ -7,10 +7,14 @@ stores, the next one reads with sets in another order, as if both had been start
 
 A test of what is imported needs a process that starts from nothing. So does one that sets a variable that an import
 reads: :class:`WarmPython` sees to that itself.
+
+A process that comes to its end without an error leaves it at that: see :func:`_end`. One with ``only_torch`` ends as a
+started one does, with all that the interpreter takes apart.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import gc
@@ -24,6 +28,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +51,10 @@ READ_BY_IMPORTS = (
     *("PYTHON", "LD_", "LC_", "LANG", "TORCH", "PYTORCH", "TRITON", "CUDA", "XLA"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ATEN_", "ONEDNN_", "DNNL_", "NUMEXPR", "OPENBLAS"),
 )
+
+#: Of these, those that are read at each use, those that torch's logs are set up by, which is done again in a fork.
+READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+READ_BY_LOGS = ("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_LOGS_FORMAT", "TORCH_TRACE")
 HASH_SEEDS = ("1", "2")
 
 #: Windows has no forks, and libraries of macOS do not work behind one: all processes are started there.
@@ -55,10 +64,10 @@ _FORKS = sys.platform.startswith("linux")
 class WarmPython:
     """Starts Python as ``subprocess.run`` does; most of the processes are forks of a server."""
 
-    def __init__(self, modules: Sequence[str] = COMPILER) -> None:
+    def __init__(self, modules: Sequence[str] = COMPILER, seeds: Sequence[str] = HASH_SEEDS) -> None:
         self._modules, self._env = tuple(modules), dict(os.environ)
         self._servers: dict[tuple[tuple[str, ...], str], _Server] = {}
-        self._seeds = itertools.cycle(HASH_SEEDS)
+        self._seeds = itertools.cycle(seeds)
 
     def run(
         self,
@@ -84,7 +93,8 @@ class WarmPython:
         if which not in self._servers:
             self._servers[which] = _Server(which[0], {**self._env, "PYTHONHASHSEED": which[1]})
         server = self._servers[which]
-        code, out, err = server.run({"arguments": list(arguments), "cwd": folder, "env": env}, command, timeout)
+        asked = {"arguments": list(arguments), "cwd": folder, "env": env, "whole": only_torch}
+        code, out, err = server.run(asked, command, timeout)
         return subprocess.CompletedProcess(command, code, out, err)
 
     def close(self) -> None:
@@ -94,9 +104,10 @@ class WarmPython:
 
 
 def _read_by_imports(variables: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in variables.items() if name.startswith(READ_BY_IMPORTS) and name != "PYTHONPATH"
-    }
+    """Those that are set: empty ones count for nothing."""
+    elsewhere = (*READ_LATER, *READ_BY_LOGS)
+    found = {name: value for name, value in variables.items() if name.startswith(READ_BY_IMPORTS) and value}
+    return {name: value for name, value in found.items() if name not in elsewhere}
 
 
 class _Server:
@@ -199,12 +210,17 @@ def _become(asked: Mapping[str, Any]) -> None:
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     given = {entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     library = [entry for entry in sys.path if entry not in given]
+    logs = [os.environ.get(name) for name in READ_BY_LOGS]
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
     wanted = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = ["", *wanted, *library]
     importlib.invalidate_caches()
+    if "torch" in sys.modules and logs != [os.environ.get(name) for name in READ_BY_LOGS]:
+        internal = sys.modules["torch._logging"]._internal
+        internal.LOG_TRACE_HANDLER = None  # of the folder that the server was given
+        internal._init_logs()
 
 
 def _execute(arguments: Sequence[str]) -> None:
@@ -230,9 +246,21 @@ def _execute(arguments: Sequence[str]) -> None:
     exec(code, vars(main))
 
 
+def _end() -> None:
+    """End as the interpreter does, but leave the modules as they are: to take thousands of them apart is half of the
+    time of a process that compiles a small function."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     _this = sys.modules["__main__"]  # kept: its names are still used when another module has its place
     _asked = _serve(sys.argv[1:])
     if _asked is not None:
         _become(_asked)
         _execute(_asked["arguments"])
+        if not _asked["whole"]:
+            _end()

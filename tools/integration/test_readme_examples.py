@@ -17,10 +17,11 @@ from tools.warm_python import COMPILER  # noqa: E402
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
 
-#: Each program in a process of its own, which has torch imported, what a compile imports of it, and nothing of ours.
+#: Each program in a process of its own, which has torch and others imported, what a compile imports of it, and nothing
+#: of ours.
 EACH_BY_ITSELF = """
 import contextlib, importlib, os, runpy, sys, traceback
-import torch, torch._dynamo
+import torch, torch._dynamo, llvmlite.binding, transformers
 
 for name in sys.argv.pop(1).split(","):
     with contextlib.suppress(ImportError):

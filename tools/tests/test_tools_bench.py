@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy
 import pytest
@@ -151,7 +151,8 @@ def test_a_quick_run_writes_results_and_plots_and_says_which_backend_failed(
     assert "<svg" in (tmp_path / "results.svg").read_text()
 
 
-def test_a_small_functions_first_call_is_taken_apart_into_stages_and_the_rest() -> None:
+def test_a_small_functions_first_call_is_taken_apart_into_stages_and_the_rest(fork_in: Any) -> None:
+    fork_in(compile_time)
     found = compile_time.measure("gelu_residual", "aotkit", fresh=1)
     assert 0 < found["own"] < found["first"]
     assert {"trace", "schedule", "codegen", "bind"} <= set(found["table"])

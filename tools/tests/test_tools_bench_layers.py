@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tools.bench import layers
@@ -9,7 +11,8 @@ from tools.bench import layers
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("collect", [False, True])
-def test_a_compile_tells_its_seconds_and_its_memory(collect: bool) -> None:
+def test_a_compile_tells_its_seconds_and_its_memory(collect: bool, fork_in: Any) -> None:
+    fork_in(layers)
     found = layers.stages(2, "once", collect)
     assert 0 < found["own"] < found["first"] and found["resident"] > 100
 

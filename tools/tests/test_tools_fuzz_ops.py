@@ -91,11 +91,11 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
 
 def test_a_run_draws_the_same_samples_however_many_processes_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "CHUNK", 8)
-    settings = Settings(88, only="aten.amax", plan="direct")
+    settings = Settings(40, only="aten.amax", plan="direct")
     alone, three = (Campaign(settings, n).run() for n in (1, 3))
     assert alone.tried == three.tried and alone.accepted == three.accepted
     journal = tmp_path / "journal"
-    Campaign(replace(settings, samples=64), 3, journal).run()
+    Campaign(replace(settings, samples=24), 3, journal).run()
     assert Campaign(settings, 1, journal).run().tried == alone.tried
 
 

@@ -99,3 +99,31 @@ def test_variables_that_an_import_reads_are_there_when_it_does(warm: WarmPython)
     code = "import sys; print(sys.flags.utf8_mode, sys.flags.dont_write_bytecode)"
     env = {**os.environ, "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     assert warm.run(["-c", code], env=env).stdout == "1 1\n"
+
+
+@pytest.fixture(scope="module")
+def of_torch() -> Iterator[WarmPython]:
+    processes = WarmPython(("torch",), seeds=("1",))
+    yield processes
+    processes.close()
+
+
+def test_a_process_waits_for_its_threads_and_ends_without_taking_modules_apart(of_torch: WarmPython) -> None:
+    code = """
+import sys, threading, time
+class Last:
+    def __del__(self):
+        print("taken apart", flush=True)
+sys.modules["last"] = Last()
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+"""
+    assert of_torch.run(["-c", code]).stdout == "thread\n"
+    assert of_torch.run(["-c", code], only_torch=True).stdout == "thread\ntaken apart\n"
+
+
+def test_variables_of_logs_hold_in_a_fork(of_torch: WarmPython, tmp_path: Path) -> None:
+    code = "import torch; torch._logging.trace_structured('artifact', lambda: {'name': 'x'}, payload_fn=lambda: 'y')"
+    for folder in ("one", "two"):
+        of_torch.run(["-c", code], env={**os.environ, "TORCH_TRACE": str(tmp_path / folder)})
+    logs = [path.read_text() for folder in ("one", "two") for path in (tmp_path / folder).glob("*.log")]
+    assert [log.count('{"name": "x"}') for log in logs] == [1, 1]

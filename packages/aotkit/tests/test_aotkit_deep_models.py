@@ -11,7 +11,7 @@ import aotkit
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; nox installs it")
 
-LAYERS, WORDS = 8, 64
+LAYERS, WORDS = 7, 64
 SIZES = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": LAYERS, "num_heads": 4, "decoder_start_token_id": 0}

@@ -127,7 +127,7 @@ def test_functions_of_a_float_equal_eager_for_every_value(name: str) -> None:
     fn = FUNCTIONS[name]
     x = torch.linspace(-2, 2, 36, dtype=torch.float64).view(4, 9)
     compiled = Compiled(fn)
-    for value in (0.5, 0.25, 0.75, 1.5):
+    for value in (0.5, 0.75) if name in SPECIALISED else (0.5, 0.25, 0.75, 1.5):  # for each of these a compile
         assert_same(compiled, fn, x, value)
     assert compiled.compiles == 1 or name in SPECIALISED, compiled.compiles
     if name == "range" and RELEASE >= (2, 15):  # whose fake kernel counts steps by their sign

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -119,14 +120,14 @@ def _run(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
     return [result.detach(), *torch.autograd.grad(result, leaves, weights)]
 
 
-def check(name: str, *, unbacked: bool) -> int:
+def check(name: str, *, unbacked: bool, sizes: tuple[int, ...] = SIZES) -> int:
     """Compare with eager at every size; how many graphs were compiled."""
     function, make = KINDS[name]
     torch._dynamo.reset()
     counters.clear()
     options = {"fallback": "error"}
     compiled = torch.compile(function, backend="aotkit", dynamic=None if unbacked else True, options=options)
-    for size in SIZES:
+    for size in sizes:
         inputs = make(size)
         if unbacked:
             _mark(inputs, make)
@@ -141,8 +142,12 @@ def check(name: str, *, unbacked: bool) -> int:
 @pytest.mark.filterwarnings("ignore:var:UserWarning")  # of eager: the variance of nothing
 @pytest.mark.covers("F5c.9")
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_kernel_serves_every_size(name):
-    assert check(name, unbacked=False) <= 3  # 0, 1, and all others
+def test_every_kind_of_kernel_serves_every_size(name, request):
+    """0 and 1 have graphs of their own, without symbols: a third of the kinds run there, all of them with `--whole`."""
+    if request.config.getoption("--whole") or zlib.crc32(name.encode()) % 3 == 0:
+        assert check(name, unbacked=False) <= 3
+    else:
+        assert check(name, unbacked=False, sizes=SIZES[:3]) <= 1
 
 
 @pytest.mark.filterwarnings("ignore:var:UserWarning")  # of eager: the variance of nothing

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,16 +27,14 @@ torch.compile(shift, backend="aotkit")(x)
 """
 
 
-def run(folder: Path, program: str, **variables: str) -> str:
+def run(python: Any, folder: Path, program: str, **variables: str) -> str:
     """What a program says on standard error; the cache is in ``folder``, as is the program."""
     (folder / "program.py").write_text("import aotkit\n" + program)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("AOTKIT_", "TORCH_LOGS"))}
     env |= {"AOTKIT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = python.run(["program.py"], cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
-    return done.stderr
+    return str(done.stderr)
 
 
 class _Links(html.parser.HTMLParser):
@@ -49,9 +48,9 @@ class _Links(html.parser.HTMLParser):
 
 
 @pytest.mark.covers("F2.49", "F8.12")
-def test_logs_and_dumps_of_a_cold_and_of_a_warm_start_are_shown_to_a_user(tmp_path: Path) -> None:
+def test_logs_and_dumps_of_a_cold_and_of_a_warm_start_are_shown_to_a_user(tmp_path: Path, warm_python: Any) -> None:
     dumps = tmp_path / "dumps"
-    cold = run(tmp_path, PROGRAM, TORCH_LOGS="aot_graphs,aot_joint_graph", AOTKIT_DUMP=str(dumps))
+    cold = run(warm_python, tmp_path, PROGRAM, TORCH_LOGS="aot_graphs,aot_joint_graph", AOTKIT_DUMP=str(dumps))
     for artifact, graph in (
         ("aot_joint_graph", "graph0-joint"),
         ("aot_graphs", "graph0-forward"),
@@ -63,7 +62,8 @@ def test_logs_and_dumps_of_a_cold_and_of_a_warm_start_are_shown_to_a_user(tmp_pa
 
     _check_dumps(dumps)
 
-    warm = run(tmp_path, PROGRAM, TORCH_LOGS="aotkit,aot_graphs", AOTKIT_LOG="kernels,passes", AOTKIT_DUMP=str(dumps))
+    logs = {"TORCH_LOGS": "aotkit,aot_graphs", "AOTKIT_LOG": "kernels,passes", "AOTKIT_DUMP": str(dumps)}
+    warm = run(warm_python, tmp_path, PROGRAM, **logs)
     for name in ("graph0-forward", "graph0-backward", "graph1-inference"):
         assert f"{name} loaded from the cache: 1 kernel;" in warm
         assert f"{name} was loaded from the cache, which keeps no" in warm
@@ -110,6 +110,7 @@ def raised(call):
 
 import sys
 from pathlib import Path
+from typing import Any
 
 x = torch.randn(32, 64)
 torch.manual_seed(0)
@@ -145,8 +146,8 @@ torch.compile(unsupported, backend="aotkit")(torch.empty(3, device="meta"))  # t
 """
 
 
-def test_mistakes_and_wrong_results_are_told_in_plain_words(tmp_path: Path) -> None:
-    said = run(tmp_path, MISTAKES)
+def test_mistakes_and_wrong_results_are_told_in_plain_words(tmp_path: Path, warm_python: Any) -> None:
+    said = run(warm_python, tmp_path, MISTAKES)
     assert said.count("entries") == 2 and "1 left out" not in said, said
     assert "CacheError: a signing key is bytes, or a text of 16 or more characters, not int" in said
     assert "TypeError: explain takes a function or a module, and its arguments; 3 can't be called" in said

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from typing import Any
 
 SCRIPT = """
 import json, sys, torch
@@ -23,8 +22,8 @@ print(json.dumps([inference, loaded()]))
 """
 
 
-def test_a_compile_loads_no_solver_and_no_recordings_that_it_does_not_use() -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
+def test_a_compile_loads_no_solver_and_no_recordings_that_it_does_not_use(warm_python: Any) -> None:
+    ran = warm_python.run(["-c", SCRIPT])
     assert ran.returncode == 0, ran.stderr[-2000:]
     inference, training = json.loads(ran.stdout.splitlines()[-1])
     assert "aotkit_partition" in inference  # it was compiled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +40,7 @@ print("ok")
 
 
 @pytest.mark.covers("F8.7")
-def test_training_inference_and_an_optimizer_step_start_no_compiler(tmp_path: Path) -> None:
+def test_training_inference_and_an_optimizer_step_start_no_compiler(tmp_path: Path, warm_python: Any) -> None:
     called = tmp_path / "called"
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -54,8 +54,6 @@ def test_training_inference_and_an_optimizer_step_start_no_compiler(tmp_path: Pa
     called.unlink()
     script = tmp_path / "core.py"
     script.write_text(CORE)
-    done = subprocess.run(
-        [sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = warm_python.run([str(script)], env=env, only_torch=True)  # our imports start none, either
     assert done.returncode == 0 and done.stdout.endswith("ok\n"), done.stderr[-2000:]
     assert not called.exists(), called.read_text()

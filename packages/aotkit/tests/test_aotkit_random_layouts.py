@@ -103,13 +103,14 @@ def _check(fn: Callable[..., Any], compiled: Callable[..., Any], make: Callable[
     assert [_strides(value) for value in got[:2]] == [_strides(value) for value in want[:2]]
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("name", DRAWS)
-def test_random_numbers_follow_memory_as_in_eager_mode(name: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_random_numbers_follow_memory_as_in_eager_mode(name: str, layout: str, grad: bool) -> None:
     fn = DRAWS[name]
-    for make in LAYOUTS.values():
-        _check(fn, aotkit.aot_function(fn, lambda graph, _: graph), make, grad=False)
-        if name not in ("bernoulli(p)", "binomial"):  # they have no derivative
-            _check(fn, aotkit.aot_function(fn, lambda graph, _: graph), make, grad=True)
+    differentiable = name not in ("bernoulli(p)", "binomial")
+    _check(fn, aotkit.aot_function(fn, lambda graph, _: graph), LAYOUTS[layout], grad and differentiable)
 
 
 @pytest.mark.parametrize("name", INTO_INPUTS)

@@ -27,11 +27,20 @@ torch.testing.assert_close(compiled(x), torch.relu(x) + 1)
 """
 
 
-# Each program in a process of its own, of one that has imported Dynamo and nothing of ours.
+# Each program in a process of its own, of one that has imported what a compile imports of torch, and nothing of ours.
+OF_TORCH = (
+    *("torch._dynamo.backends.inductor", "torch._functorch._aot_autograd.graph_compile", "torch._inductor.sizevars"),
+    *("torch._dynamo.precompile_context", "torch._dynamo.repro.after_dynamo", "torch.export._trace"),
+    *("torch._subclasses.schema_check_mode", "torch._dynamo.dce_extra_outputs"),
+)
 EACH_BY_ITSELF = """
-import importlib, os, sys, traceback
-import torch, torch._dynamo
+import contextlib, importlib, os, sys, traceback
+import torch, torch._dynamo, llvmlite.binding
 
+for name in sys.argv.pop(1).split(","):
+    with contextlib.suppress(ImportError):  # another torch does not have it
+        importlib.import_module(name)
+assert not [name for name in sys.modules if name.startswith("aotkit")]
 for folder in sys.argv[1:]:
     process = os.fork()
     if process == 0:
@@ -74,7 +83,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: aotkit-as-installed\nVersion: 0\n")
     (installed / "entry_points.txt").write_text(f"[torch_dynamo_backends]\naotkit = {target}\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", EACH_BY_ITSELF, *map(str, folders.values())]
+    command = [sys.executable, "-c", EACH_BY_ITSELF, ",".join(OF_TORCH), *map(str, folders.values())]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     results = {name: [folder / "failure", folder / "done"] for name, folder in folders.items()}

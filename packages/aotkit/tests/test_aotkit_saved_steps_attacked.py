@@ -186,7 +186,7 @@ def test_threads_with_models_of_their_own(path: Path) -> None:
         try:
             random, (model, twin) = Random(seed), pairs[seed]
             allowed = sorted({*ATTACKS} - REFUSED)
-            for turn in range(25):
+            for turn in range(10):
                 name, k = random.choice(allowed), random.randrange(LAYERS)
                 with torch.no_grad():
                     attack(model, name, k)

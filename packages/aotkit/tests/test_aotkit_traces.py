@@ -6,8 +6,6 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +86,16 @@ def test_a_load_of_what_torch_saved_is_told_and_costs_no_text_where_none_is_want
     assert json.loads(told["payload"])["bytes"] > 0
 
 
-def run(folder: Path, trace: str) -> list[dict[str, Any]]:
+def run(warm_python: Any, folder: Path, trace: str) -> list[dict[str, Any]]:
     (folder / "program.py").write_text(PROGRAM)
     env = environment(folder, TORCH_TRACE=str(folder / trace))
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = warm_python.run(["program.py"], cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     return entries(folder / trace)
 
 
-def test_a_trace_holds_what_a_compile_made_of_each_graph_cold_and_warm(tmp_path: Path) -> None:
-    cold = run(tmp_path, "cold")
+def test_a_trace_holds_what_a_compile_made_of_each_graph_cold_and_warm(tmp_path: Path, warm_python: Any) -> None:
+    cold = run(warm_python, tmp_path, "cold")
     first = {
         name_of(entry): entry for entry in cold if (entry.get("frame_id"), entry.get("frame_compile_id")) == (0, 0)
     }
@@ -121,7 +117,7 @@ def test_a_trace_holds_what_a_compile_made_of_each_graph_cold_and_warm(tmp_path:
     assert "<title>sin, compiled by aotkit</title>" in page
     assert any(name.endswith("-inference-scheduled") for name in names), "what a report compiles, too"
 
-    warm = run(tmp_path, "warm")
+    warm = run(warm_python, tmp_path, "warm")
     hits = [json.loads(entry["payload"]) for entry in warm if name_of(entry) == "aotautograd_cache_hit"]
     assert missed["key"] in [hit["key"] for hit in hits]
     names = [name_of(entry) for entry in warm if entry.get("frame_id") == 0]

@@ -49,10 +49,10 @@ def test_workers_start_before_a_graph_is_traced_and_only_for_its_device(monkeypa
     assert not asked
 
 
-def test_a_graph_on_the_cpu_starts_no_workers() -> None:
+def test_a_graph_on_the_cpu_starts_no_workers(warm_python: Any) -> None:
     program = "import sys, torch, aotkit\nrun = torch.compile(torch.sin, backend='aotkit', options={'cache': False})\n"
     program += "run(torch.ones(3))\nprint([name for name in sys.modules if name.endswith('triton.workers')])"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    run = warm_python.run(["-c", program])
     assert run.stdout == "[]\n", run.stderr
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,23 @@ from aotkit_inductor_lower.ops.fixups import FIX_UP_ROWS
 @pytest.fixture(autouse=True)
 def _compiled_once(equal_kernels_are_compiled_once: None) -> None:
     """For all tests of this package."""
+
+
+#: What a compile of this package imports.
+COMPILER = (
+    *("torch.fx.experimental.proxy_tensor", "torch.fx.experimental.validator", "torch._dynamo"),
+    *("torch._inductor.fx_passes.dedupe_symint_uses", "torch._inductor.compiler_bisector", "torch._inductor.utils"),
+    *("aotkit_inductor_lower.driver", "aotkit_inductor_lower.targets.cpu.generate"),
+    "aotkit_inductor_lower.targets.cpu.load",
+)
+
+
+@pytest.fixture(scope="session")
+def warm_python(warm_processes: Any) -> Iterator[Any]:
+    """``warm_python.run(["-c", code])`` starts Python with torch and this package already imported."""
+    processes = warm_processes.WarmPython(COMPILER, seeds=("1",))
+    yield processes
+    processes.close()
 
 
 @dataclass(frozen=True)

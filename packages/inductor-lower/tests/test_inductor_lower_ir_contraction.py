@@ -338,7 +338,7 @@ def test_a_contraction_is_no_kernel() -> None:
 # -- random ones -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_contractions_print_and_keep_their_results_through_all_passes(seed: int) -> None:
     options = RandomOptions(nests=4, contractions=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -249,8 +248,9 @@ for stride in (2, 3):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
 @pytest.mark.parametrize("program", [MASKED, SPACED], ids=["masked", "spaced"])
-def test_what_lies_beside_a_page_is_not_read(program: str) -> None:
-    subprocess.run([sys.executable, "-c", ALONE_ON_A_PAGE + program], check=True, timeout=300)
+def test_what_lies_beside_a_page_is_not_read(program: str, warm_python: Any) -> None:
+    done = warm_python.run(["-c", ALONE_ON_A_PAGE + program])
+    assert done.returncode == 0, done.stderr
 
 
 WIDER_THAN_A_REGISTER = """
@@ -270,6 +270,7 @@ for dtype in (torch.float64, torch.float32):
 """
 
 
-def test_masked_loads_of_more_than_a_register_compile() -> None:
+def test_masked_loads_of_more_than_a_register_compile(warm_python: Any) -> None:
     """LLVM ends the process where assembly takes a vector that no register holds."""
-    subprocess.run([sys.executable, "-c", WIDER_THAN_A_REGISTER], check=True, timeout=300)
+    done = warm_python.run(["-c", WIDER_THAN_A_REGISTER])
+    assert done.returncode == 0, done.stderr

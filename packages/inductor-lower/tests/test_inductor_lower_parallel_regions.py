@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 
@@ -51,9 +50,9 @@ print(json.dumps(found))
 
 
 @pytest.mark.covers("F5h.11")
-def test_a_softmax_with_what_follows_is_one_parallel_region_with_its_rows_in_local_buffers() -> None:
+def test_a_softmax_with_what_follows_is_one_parallel_region_with_its_rows_in_local_buffers(warm_python: Any) -> None:
     assert host_machine().threads
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=300)
+    done = warm_python.run(["-c", _SCRIPT])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     regions, kernels, rows = found["softmax"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -689,3 +690,23 @@ def test_an_assembler_killed_in_the_middle_of_a_compile_is_an_error_at_once(tmp_
     for name in variables:
         monkeypatch.delenv(name)
     assert compile_kernel(source, 90).name == source.name  # the next compile is none the worse for it
+
+
+def test_the_interpreter_looks_for_no_overflow_that_it_would_tell_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime.interpreter import interpreter_builder
+
+    asked: list[bool] = []
+
+    def ask(self: Any, *_: Any) -> None:
+        asked.append(self.builder.options.sanitize_overflow)
+
+    monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", ask)
+    program, options = copy_program("5", "1", "1"), interpreter_builder.options
+    nest = program.steps[0]
+    assert isinstance(nest, LoopNest)
+    source = emit_kernel(kernel_of(nest, {b.name: b for b in program.buffers}))
+    x, y = torch.arange(5.0), torch.zeros(5)
+    interpret_kernel(source, {"x": x, "y": y})
+    assert torch.equal(x, y) and asked and not any(asked)
+    assert interpreter_builder.options is options

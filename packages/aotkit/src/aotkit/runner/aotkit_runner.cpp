@@ -1,6 +1,7 @@
 #include "aotkit_runner.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 
 #include <memory>
 

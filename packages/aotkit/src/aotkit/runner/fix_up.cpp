@@ -1,6 +1,10 @@
 #include "fix_up.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/kthvalue.h>
+#include <ATen/ops/median.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/topk.h>
 
 #include "errors.h"
 

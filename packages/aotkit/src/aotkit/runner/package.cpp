@@ -1,6 +1,9 @@
 #include "package.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>
 

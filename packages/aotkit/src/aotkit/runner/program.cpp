@@ -1,6 +1,10 @@
 #include "program.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/Parallel.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,9 +81,23 @@ def run_interpreted(
     """Run ``count`` program instances on arguments in the kernel's order: CPU tensors and integers."""
     run = _interpreted(source, replace_functions)
     given = [whole_number(a) if isinstance(a, int) else a for a in arguments]  # as wide as on a device
-    with _INTERPRETER, np.errstate(all="ignore"):
+    with _INTERPRETER, _overflow_unchecked(), np.errstate(all="ignore"):
         if count:
             run[(count,)](*given, **dict(source.config.blocks))
+
+
+@contextmanager
+def _overflow_unchecked() -> Iterator[None]:
+    """Without what finds out, at each sum of integers, whether it overflowed: the interpreter computes it also where
+    it tells nobody, which is whenever it does not debug."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = interpreter_builder.options
+    interpreter_builder.options = replace(options, sanitize_overflow=options.sanitize_overflow and options.debug)
+    try:
+        yield
+    finally:
+        interpreter_builder.options = options
 
 
 def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
