@@ -61,6 +61,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "launch_plan.facts",
         "launch_plan.parts",
         "launch_plan.program_text",
+        "memory.freed",
         "options",
         "report",
         "runtime",
