@@ -9,8 +9,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import compile_graph
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.kernel_passes.linearize import linearize
 from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.targets.cpu.map_loops import map_loops
 
 ROWS, COLUMNS = 5, 37
 KINDS = [("bool", "any"), ("bool", "all"), ("int32", "xor"), ("int64", "xor"), ("uint8", "xor")]
@@ -108,3 +111,33 @@ def test_many_small_kernels_of_one_shape_are_one_call() -> None:
     assert any(record.combo for record in compiled.compiled.kernels)  # type: ignore[union-attr]
     for ours, want in zip(compiled([w.clone() for w in weights]), update(*weights), strict=True):
         assert torch.equal(ours, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_rows_whose_columns_are_computed_run_in_strips(dtype: str) -> None:
+    rows, columns = 70, 50
+    text = f"""aotkit-ir 2
+program strips
+input x
+buffer x : {dtype}[{rows}, 20] strides [20, 1] input on cpu
+buffer y : {dtype}[{rows}, {columns}] strides [{columns}, 1] output on cpu
+loop y(i0 < {rows}, i1 < {columns}):
+  stage():
+    %a = index i1 : i64
+    %b = const 19 : i64
+    %c = const 2 : i64
+    %d = sub %a, %c : i64
+    %e = abs %d : i64
+    %f = mul %e, %c : i64
+    %g = sub %f, %e : i64
+    %h = minimum %g, %b : i64
+    %i = check %h < 20
+    %j = load x[i0, %i] : {SHORT[dtype]}
+    %k = add %j, %j : {SHORT[dtype]}
+    store y[i0, i1] = %k
+return y
+"""
+    kernel = map_loops(linearize(parse_program(text)).kernels[0], host_machine())
+    assert [loop.map.kind for loop in kernel.grid] == ["strip", "lanes"]
+    x = torch.arange(rows * 20).view(rows, 20).to(getattr(torch, dtype))
+    same_as_the_interpreter(text, x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -177,14 +179,15 @@ def test_places_at_infinity_or_nan_are_eagers(mode, padding, corners):
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=2e-6)
 
 
-def test_averages_over_overlapping_windows_of_large_contiguous_rows_are_atens() -> None:
+def test_gradients_of_averages_over_overlapping_windows_of_large_contiguous_rows_are_atens() -> None:
     x = torch.randn(2, 32, 96, 97)
     last = x.contiguous(memory_format=torch.channels_last)
     for given, stride, expected in ((x, 2, True), (x, 1, False), (last, 2, False)):
-
-        def pooled(x: torch.Tensor) -> tuple[torch.Tensor]:
-            return (torch.nn.functional.avg_pool2d(x, 3, stride, 1),)  # noqa: B023  (called within the loop)
-
-        run = compile_graph(make_fx(pooled, decompositions(), tracing_mode="fake")(given))
-        assert ("avg_pool2d" in str(run.report().externs)) is expected
-        torch.testing.assert_close(run([given])[0], pooled(given)[0], rtol=1e-5, atol=1e-6)
+        pool = with_gradient(functools.partial(F.avg_pool2d, kernel_size=3, stride=stride, padding=1))
+        args = [given, torch.randn(2, 32, 96, 97)]
+        run = compile_graph(make_fx(pool, decompositions(), tracing_mode="fake")(*args))
+        names = str(run.report().externs)
+        assert ("avg_pool2d_backward" in names) is expected and "avg_pool2d." not in names
+        wanted = pool(*args)
+        for got, want in zip(run(list(args)), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

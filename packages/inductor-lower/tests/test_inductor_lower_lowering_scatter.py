@@ -353,6 +353,20 @@ def test_gradients_of_upsampled_rows_are_left_to_aten(check, mode):
         check(f, x, grad, table=decompositions(), tolerance=2e-5, aten=left)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_channels_that_lie_side_by_side_are_added_up_side_by_side(check, dtype):
+    """Eager gives the gradient of bicubic upsampling with contiguous rows, whatever it is the gradient of."""
+    grad = numbers(2, 20, 10, 12).to(dtype).contiguous(memory_format=torch.channels_last)
+
+    def f(g):
+        return aten.upsample_bicubic2d_backward(g, [10, 12], [2, 20, 5, 6], False, 2.0, 2.0)
+
+    program = lower_graph(make_fx(f, tracing_mode="fake")(grad))
+    (sums,) = [b for b in program.buffers if b.name.endswith("_sum")]
+    assert [stride.constant for stride in sums.strides] == [600, 1, 120, 20]
+    check(f, grad, tolerance=2e-5 if dtype is torch.float32 else 2e-2)
+
+
 @pytest.mark.covers("F5g.14")
 @pytest.mark.parametrize("mode", ["nearest", "linear", "trilinear"])
 def test_upsampling_by_a_factor_in_other_ranks_equals_eager(check, mode):

@@ -56,12 +56,12 @@ __all__ = [
 
 ParamKind = Literal["memory", "size", "length"]
 Storage = Literal["registers", "stack", "heap", "global", "shared", "tile"]
-LoopKind = Literal["serial", "units", "lanes", "tile", "block", "unroll"]
+LoopKind = Literal["serial", "units", "lanes", "strip", "tile", "block", "unroll"]
 Tail = Literal["exact", "masked", "scalar"]
 
 PARAM_KINDS: dict[str, ParamKind] = {"size": "size", "length": "length"}  # of numbers; what has a type is memory
 STORAGES: dict[str, Storage] = {s: s for s in ("registers", "stack", "heap", "global", "shared", "tile")}
-LOOP_KINDS: dict[str, LoopKind] = {k: k for k in ("serial", "units", "lanes", "tile", "block", "unroll")}
+LOOP_KINDS: dict[str, LoopKind] = {k: k for k in ("serial", "units", "lanes", "strip", "tile", "block", "unroll")}
 TAILS: dict[str, Tail] = {t: t for t in ("exact", "masked", "scalar")}
 
 
@@ -103,6 +103,7 @@ class LoopMap:
     these come whole widths one by one, where they don't fill an interleaved step.
 
     ``units``: iterations of the grid that may be handed to threads, or to program instances. ``lanes``: of a vector.
+    ``strip``: of the grid, ``width`` iterations within each step of the lanes.
     ``tile``: whole; the loops that are alone in it are part of the tile. Of the grid, one side of a square that is
     transposed in registers, the lanes are the other. ``block``: a part of the whole, again with the loops within."""
 

@@ -253,8 +253,8 @@ LARGE = 1 << 19  # elements of an image that no cache near a core holds
 
 
 def _leave_overlapping_rows(ctx: LoweringContext, x: View, kernel: object, stride: object) -> None:
-    """On the CPU, of windows that overlap, and step by several pixels of a contiguous row, vectors are gathered element
-    by element, several times each: ATen's loop over the pixels of a window is faster."""
+    """On the CPU, of the gradients of windows that overlap, and step by several pixels of a contiguous row, vectors are
+    gathered element by element, several times each: ATen's loop over the pixels of a window is faster."""
     windows = _numbers(kernel, 2)
     steps = _numbers(stride, 2) if stride else windows
     overlapping = any(window > step for window, step in zip(windows, steps, strict=True))
@@ -262,7 +262,7 @@ def _leave_overlapping_rows(ctx: LoweringContext, x: View, kernel: object, strid
     if ctx.capabilities.device != "cpu" or not overlapping or steps[-1] == 1 or row != 1 or x.sizes[-1] == 1:
         return
     if size is not None and size >= LARGE:
-        raise Fallback("averages over overlapping windows of long rows are left to ATen")
+        raise Fallback("gradients of averages over overlapping windows of long rows are left to ATen")
 
 
 # -- averages --------------------------------------------------------------------------------------------
@@ -322,8 +322,6 @@ def avg_pool(
     divisor_override: object = None,
 ) -> View:
     """Means over windows."""
-    if "2d" in str(node.target):
-        _leave_overlapping_rows(ctx, x, kernel, stride)
 
     def make(out: View) -> _Pool:
         return _Pool.plain(x.sizes, out.sizes, _spatial(node, kernel), stride, padding, 1, ceil_mode)

@@ -6,7 +6,8 @@ scalar, anything else one scalar per lane. Inner candidates vectorise each perfe
 
 Note [Maps of a CPU kernel]
     One loop of the grid is in ``lanes``, or one of each perfect nest of the body, then its innermost; or none. The
-    other loops of the grid are ``units`` of work, but for the ``tile`` of Note [Tiles]. The tail of lanes is
+    other loops of the grid are ``units`` of work, but for the ``tile`` of Note [Tiles] and the ``strip`` of Note
+    [Strips]. The tail of lanes is
     ``masked`` as far as Note [Masked tails] goes, and ``scalar`` else.
 """
 
@@ -27,6 +28,7 @@ from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, to_expr
 from .beside import loop_beside, with_sums_beside
 from .machine import Machine
+from .strips import ROWS, loop_within
 
 __all__ = ["bears_mask", "map_loops", "map_rows", "version_loops", "work_of"]
 
@@ -71,7 +73,11 @@ def map_loops(kernel: Kernel, target: Machine) -> Kernel:
             maps = {outer: _lanes(loop, lanes, 1, masked=masked), beside[0].symbol: LoopMap("unroll", beside[1])}
             return _across_grid(kernel, maps)
         kernel = with_sums_beside(kernel)
-    return _across_grid(kernel, {outer: _lanes(loop, lanes, interleave, masked=masked)})
+    maps = {outer: _lanes(loop, lanes, interleave, masked=masked)}
+    within = loop_within(kernel, nests, loop)
+    if within is not None:
+        maps[within.symbol] = LoopMap("strip", ROWS)
+    return _across_grid(kernel, maps)
 
 
 def map_rows(kernel: Kernel, target: Machine) -> Kernel:

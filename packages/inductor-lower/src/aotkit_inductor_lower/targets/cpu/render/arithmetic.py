@@ -19,6 +19,7 @@ class Ops:
         self.em = emitter
         self.target = target
         self.uses_status = False
+        self._flags: list[Ssa] = []
 
     def lanes(self, value: Ssa) -> int:
         """Lane count of a value."""
@@ -58,20 +59,43 @@ class Ops:
         return self.em.pure(args[0].type, f"call {args[0].type} @{symbol}({', '.join(a.typed for a in args)})", *args)
 
     def flag(self, condition: Ssa, code: int) -> None:
-        """Set error bit ``code`` in the kernel's status where any lane of ``condition`` is true."""
+        """Set error bit ``code`` in the kernel's status where any lane of ``condition`` is true, by :meth:`set_flags`
+        at the latest."""
         self.uses_status = True
         condition = self.any(condition)
-        bit = self.em.here("i32", f"select {condition.typed}, i32 {code}, i32 0")
+        bit = self.em.pure("i32", f"select {condition.typed}, i32 {code}, i32 0", condition)
+        self._flags.append(bit)
+
+    @property
+    def flags_are_set(self) -> bool:
+        """Whether nothing was flagged since :meth:`set_flags`."""
+        return not self._flags
+
+    def set_flags(self) -> None:
+        """Set in the kernel's status what was flagged since. Bits from loops outside are put together there."""
+        if not self._flags:
+            return
+        first, *rest = sorted(self._flags, key=lambda bit: bit.depth)
+        self._flags.clear()
+        for bit in rest:
+            first = self.em.pure("i32", f"or i32 {first.text}, {bit.text}", first, bit)
         old = self.em.here("i32", "load i32, ptr %status")
-        new = self.em.here("i32", f"or i32 {old.text}, {bit.text}")
+        new = self.em.here("i32", f"or i32 {old.text}, {first.text}")
         self.em.effect(f"store {new.typed}, ptr %status")
 
     def any(self, condition: Ssa) -> Ssa:
         """Whether a lane of ``condition`` is true."""
+        return self._over_lanes("or", condition)
+
+    def all(self, condition: Ssa) -> Ssa:
+        """Whether all lanes of ``condition`` are true."""
+        return self._over_lanes("and", condition)
+
+    def _over_lanes(self, op: str, condition: Ssa) -> Ssa:
         lanes = self.lanes(condition)
         if lanes == 1:
             return condition
-        symbol = f"llvm.vector.reduce.or.v{lanes}i1"
+        symbol = f"llvm.vector.reduce.{op}.v{lanes}i1"
         self.em.declare(symbol, "i1", [condition.type])
         return self.em.pure("i1", f"call i1 @{symbol}({condition.typed})", condition)
 

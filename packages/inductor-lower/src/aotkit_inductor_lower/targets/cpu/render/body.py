@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Store
@@ -14,6 +15,7 @@ from .emitter import Emitter, Ssa, imm, vector_type
 from .ops import emit_op
 from .transpose import transpose
 from .types import literal, memory_type, register_type, width
+from .windows import window_load
 
 __all__ = ["address_of", "emit_body", "out_of_sight"]
 
@@ -45,6 +47,7 @@ def emit_body(
             ctx.values[instr.result] = ctx.index_value(instr.expr, instr.dtype)
         elif isinstance(instr, CheckedIndex):
             ctx.values[instr.result] = _check_index(ctx, instr)
+    ctx.ops.set_flags()
 
 
 def _compute(ctx: KernelContext, instr: Compute) -> Value:
@@ -153,14 +156,23 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
             raw = _spaced_load(ctx, instr, offset, copy, slope.constant or 0)
             parts.append(_to_register(ctx, raw, dtype))
             continue
-        scalars = []
-        lanes = ctx.mask(instr.mask, copy)
-        for lane, pointer in enumerate(_lane_pointers(ctx, instr.buffer, element, offset, slope, copy)):
-            mask = ctx.em.lane(lanes, lane, "i1") if lanes is not None else None
-            scalars.append(_scalar_load(ctx, instr, pointer, mask, dtype, keep_byte=True))
-        packed = ctx.em.pack(scalars)
+        one_by_one = functools.partial(_lanes_apart, ctx, instr, offset, slope, copy)
+        if slope is None and ctx.scratch.get(instr.buffer, 1) == 1:
+            base = functools.partial(_address, ctx, instr.buffer, element)
+            packed = window_load(ctx, instr, offset, copy, base, one_by_one)
+        else:
+            packed = one_by_one()
         parts.append(_to_register(ctx, packed, dtype))
     return Value(dtype, tuple(parts), varying=True)
+
+
+def _lanes_apart(ctx: KernelContext, instr: Load, offset: Expr, slope: Expr | None, copy: int) -> Ssa:
+    """The lanes loaded one by one, as they lie in memory."""
+    scalars, lanes = [], ctx.mask(instr.mask, copy)
+    for lane, pointer in enumerate(_lane_pointers(ctx, instr.buffer, memory_type(instr.dtype), offset, slope, copy)):
+        mask = ctx.em.lane(lanes, lane, "i1") if lanes is not None else None
+        scalars.append(_scalar_load(ctx, instr, pointer, mask, instr.dtype, keep_byte=True))
+    return ctx.em.pack(scalars)
 
 
 def _maskable(ctx: KernelContext, instr: Load | Store, dtype: DType) -> bool:

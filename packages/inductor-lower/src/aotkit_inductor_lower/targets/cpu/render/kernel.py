@@ -23,7 +23,7 @@ from ....kernel_ir.nodes import LENGTH, SERIAL, Kernel, Loop
 from ....kernel_ir.walk import memories, perfect_nests
 from ....launch_plan.status import INDEX_ERROR
 from ....memory.huge_pages import HUGE_PAGE, MADV_HUGEPAGE
-from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product
+from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product, to_expr
 from ..beside import blocks_of
 from ..machine import Machine
 from ..map_loops import map_loops, version_loops, work_of
@@ -66,6 +66,11 @@ def adds_apart(kernel: Kernel, loop: Loop) -> bool:
     )
 
 
+def _strips(loop: Loop | None) -> Expr:
+    """How many units of work the rows of a strip are."""
+    return to_expr(1) if loop is None else floordiv(loop.extent + (loop.map.width - 1), loop.map.width)
+
+
 class KernelEmitter:
     """Writes the function of a kernel whose loops are mapped. What a unit computes is :meth:`unit`."""
 
@@ -75,6 +80,8 @@ class KernelEmitter:
         self.vector = next((loop for loop in kernel.grid if loop.map.kind == "lanes"), None)
         self.tile = next((loop for loop in kernel.grid if loop.map.kind == "tile"), None)
         self.beside = next((loop for loop in kernel.grid if loop.map.kind == "unroll"), None)
+        self.stacked = next((loop for loop in kernel.grid if loop.map.kind == "strip"), None)
+        self._stacked_rows = (imm(0), imm(0))  # of the strip: where this unit's begin and end
         map_ = self.vector.map if self.vector is not None else SERIAL
         self.lanes, self.interleave = map_.width, map_.interleave
         self._mallocs: list[Ssa] = []
@@ -108,6 +115,7 @@ class KernelEmitter:
         low = self._none_of_empty(low, high)
         em.loop(low, high, 1, [], lambda unit, _: self.unit(unit, chunk), "unit")
         self.finish()
+        assert self.ops.flags_are_set
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(kernel.origin)}", "entry:"]
         if self.ops.uses_status:
             lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
@@ -214,6 +222,7 @@ class KernelEmitter:
                 used = ops.compare("icmp sgt", self.ctx.scalar(count), zero)
                 bad = ops.op("and", ops.op("and", empty, used), ops.compare("icmp slt", low, high))
                 ops.flag(bad, INDEX_ERROR)
+                ops.set_flags()
                 low = ops.select(bad, high, low)
                 self.ctx.hoist_depth = 1  # within the loop over units: no load of an expanded tensor comes before it
         return low
@@ -226,7 +235,7 @@ class KernelEmitter:
 
     def _share(self, loops: Sequence[Loop]) -> tuple[Expr, int | None]:
         """The same of some of the loops that are units by themselves."""
-        units = product(loop.extent for loop in loops)
+        units = product(loop.extent for loop in loops) * _strips(self.stacked)
         if self.vector is None:
             return units, None
         size = self.vector.extent
@@ -242,12 +251,12 @@ class KernelEmitter:
 
     def _loops(self) -> list[Loop]:
         """The loops of the grid that are units by themselves."""
-        return [loop for loop in self.kernel.grid if loop.map.kind not in ("lanes", "tile", "unroll")]
+        return [loop for loop in self.kernel.grid if loop.map.kind not in ("lanes", "tile", "unroll", "strip")]
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
         em, ctx, vector = self.em, self.ctx, self.vector
         ctx.values.clear()
-        rest, loops = unit, self._loops()
+        rest, loops = self._place_strip(unit), self._loops()
         low, high = imm(0), ctx.scalar(vector.extent) if vector is not None else imm(0)
         if chunk is not None and vector is not None:
             chunks = ctx.scalar(floordiv(vector.extent + (chunk - 1), chunk))
@@ -265,6 +274,16 @@ class KernelEmitter:
         else:
             self._outer_blocks(vector, low, high)
         return []
+
+    def _place_strip(self, unit: Ssa) -> Ssa:
+        """Which rows of the strip this unit takes, see Note [Strips]; gives what is left of the unit."""
+        if self.stacked is None:
+            return unit
+        em, rows = self.em, self.stacked.map.width
+        strips = self.ctx.scalar(_strips(self.stacked))
+        low = em.mul(em.unsigned("urem", unit, strips), imm(rows))
+        self._stacked_rows = low, em.minimum(em.add(low, imm(rows)), self.ctx.scalar(self.stacked.extent))
+        return em.unsigned("udiv", unit, strips)
 
     def place(self, loops: Sequence[Loop], unit: Ssa) -> None:
         """The iteration of ``loops``, outermost first, that a unit is."""
@@ -365,6 +384,20 @@ class KernelEmitter:
     # -- the body ------------------------------------------------------------------------------------------
 
     def _body(self) -> None:
+        if self.stacked is None:
+            self._body_here()
+            return
+        symbol = Symbol(self.stacked.symbol)
+
+        def at_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
+            self.ctx.values.clear()
+            self.ctx.symbols[symbol] = row
+            self._body_here()
+            return []
+
+        self.em.loop(*self._stacked_rows, 1, [], at_row, "i")
+
+    def _body_here(self) -> None:
         for body in self._bodies:
             self.ctx.values.clear()
             emit_body(self.ctx, body)
