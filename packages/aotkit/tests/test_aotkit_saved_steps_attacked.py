@@ -97,7 +97,7 @@ ATTACKS: dict[str, Callable[[Layer], object]] = {
     "weight of its own": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 2, requires_grad=False)),
     "freed and made again": freed_and_made_again,
     "swapped": swapped,
-    "resized": lambda layer: layer.cache.resize_(5, WIDTH),
+    "resized": lambda layer: layer.cache.resize_(5, WIDTH)[4:].zero_(),  # what is new may be anything, nan as well
     "smaller": lambda layer: layer.cache.resize_(3, WIDTH),
     "transposed": lambda layer: layer.weight.t_(),
     "another type": lambda layer: setattr(layer.weight, "data", torch.ones(WIDTH, WIDTH, dtype=torch.float64)),

@@ -7,8 +7,9 @@ Note [Freed memory is kept]
     and touching a new page takes longer than writing it. That was a fifth of a step of a small ResNet.
 
     A block of 32 MiB that is asked for and freed raises these bounds to 32 and 64 MiB, as it does in any program that
-    frees a tensor of that size. Nobody writes to the block, so it takes no memory. What a process holds at its peak is
-    what it was; of what is free between its steps the C library keeps up to 64 MiB. Other libraries ignore it.
+    frees a tensor of that size. Nobody writes to the block, so it takes no memory. What is free at the end of the heap
+    stays with the process, up to 64 MiB, and blocks of some MiB have no memory of their own any more, so that a process
+    is up to some tens of MiB larger at its peak (`python -m tools.bench.resident`). Other libraries ignore it.
 """
 
 from __future__ import annotations
