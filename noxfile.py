@@ -96,7 +96,10 @@ TEST_SESSIONS = (
 )
 
 #: Sessions that `nox -s system` runs side by side.
-SYSTEM_SESSIONS = ("emulated_kernels", "system_tests")
+SYSTEM_SESSIONS = ("emulated_kernels", "system_tests", "emulated_levels")
+
+#: Few cases of a product have all values, but not all kinds of kernels.
+EVERY_KIND = ("--every-kind", "--whole")
 
 #: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
 #: pass under each of them. A processor without AVX-512 has it neither in torch's own loops nor in oneDNN's; on the
@@ -542,9 +545,11 @@ def integration(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def system(session: nox.Session) -> None:
-    """What needs Debian packages, in two sessions side by side; `-- --jobs 1` for one after the other."""
+    """What needs Debian packages, in three sessions side by side, since a browser waits more than it computes;
+    `-- --jobs 1` for one after the other."""
     system_packages(session)
-    session.run(sys.executable, "-m", "tools.side_by_side", *session.posargs, *SYSTEM_SESSIONS, external=True)
+    jobs = ("--jobs", str(len(SYSTEM_SESSIONS)), *session.posargs)
+    session.run(sys.executable, "-m", "tools.side_by_side", *jobs, *SYSTEM_SESSIONS, external=True)
 
 
 def system_packages(session: nox.Session) -> None:
@@ -565,15 +570,22 @@ def system_tests(session: nox.Session) -> None:
 
 @session_without_pip
 def emulated_kernels(session: nox.Session) -> None:
-    """Kernels for other processors under emulation."""
+    """Kernels for 64-bit ARM under emulation."""
     share(session, "pytest")
     install_everything(session)
     system_packages(session)
-    every = ("--every-kind", "--whole")  # few cases of a product have all values, but not all kinds of kernels
-    emulate(session, "aarch64", EMULATED, *every)
+    emulate(session, "aarch64", EMULATED, *EVERY_KIND)
+
+
+@session_without_pip
+def emulated_levels(session: nox.Session) -> None:
+    """Kernels for levels of x86-64 under emulation, and kinds of kernels that ARM has not."""
+    share(session, "pytest")
+    install_everything(session)
+    system_packages(session)
     for level, names in EMULATED_LEVELS.items():
         emulate(session, level, names)
-    emulate(session, "host", NOT_ON_ARM, *every)
+    emulate(session, "host", NOT_ON_ARM, *EVERY_KIND)
 
 
 def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:

@@ -48,7 +48,7 @@ def test_the_test_session_runs_every_session_that_needs_no_preparation(sessions:
 def test_the_system_session_runs_sessions_that_exist(sessions: set[str]) -> None:
     (block,) = re.findall(r"^SYSTEM_SESSIONS = (\(.*?\))$", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
     names = set(ast.literal_eval(block))
-    assert names == {"system_tests", "emulated_kernels"} <= sessions
+    assert names == {"system_tests", "emulated_kernels", "emulated_levels"} <= sessions
 
 
 def test_the_numeric_tests_are_files_that_exist() -> None:

@@ -110,10 +110,9 @@ def test_rows_in_strips_have_the_bits_that_they_have_one_after_the_other(
 ) -> None:
     x = some(torch.float32, 2, 3, 17, 40)
     x[0, 0, 3, 4], x[0, 1, 5, 30], x[1, 2, 16, 39] = float("nan"), float("inf"), float("-inf")
-    for size in ((70, 81), (2, 48), (33, 17), (1, 160), (3, 5000)):
-
+    for number, size in enumerate(((70, 81), (2, 48), (33, 17), (1, 160), (3, 1500))):
         resized = functools.partial(interpolate, size=size, mode=mode)
-        for dynamic in ("fake", "symbolic"):
+        for dynamic in ("fake", "symbolic")[: 1 + (number == 0)]:
             with monkeypatch.context() as patch:
                 got = run(resized, (x,), mode=dynamic)
                 patch.setattr(map_loops, "loop_within", lambda *_: None)
