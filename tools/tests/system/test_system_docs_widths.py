@@ -31,6 +31,7 @@ def look(
     return result
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_page_fits_its_column_at_three_widths(site: str, browse: Callable[..., str], dark: bool) -> None:
     pages = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if path.name != "404.html")
