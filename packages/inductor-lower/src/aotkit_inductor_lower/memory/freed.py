@@ -4,7 +4,8 @@ Note [Freed memory is kept]
     The C library of most Linux systems (glibc) gives memory back to the system when more is free at the end of its heap
     than twice the largest block that was ever freed, if that had at most 32 MiB; before a large one was freed, 128 KiB.
     A step of training frees all activations by its end, so that each step begins with memory that does not exist yet,
-    and touching a new page takes longer than writing it. That was a fifth of a step of a small ResNet.
+    and touching a new page takes longer than writing it. That was a sixth of a step of a small
+    ResNet (`python -m tools.bench.faults`).
 
     A block of 32 MiB that is asked for and freed raises these bounds to 32 and 64 MiB, as it does in any program that
     frees a tensor of that size. Nobody writes to the block, so it takes no memory. What is free at the end of the heap

@@ -74,20 +74,16 @@ def _of_bytes(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]
     return FewRowsOfBytes(kernel, form, target, known).emit
 
 
-def _in_pairs(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
-    panels = panels_of(kernel, form) if isinstance(form, FewRowsSite) and multiplies_pairs(target) else None
-    if panels is None or not isinstance(form, FewRowsSite):
+def _in_pairs(
+    kernel: Kernel, form: Form, target: Machine, known: dict[str, str], *, digits: bool = False
+) -> Write | None:
+    if not isinstance(form, FewRowsSite) or not (multiplies_digits if digits else multiplies_pairs)(target):
         return None
-    byte = pairs_of(kernel, form, panels)
-    return None if byte is None else FewRowsInPairs(kernel, form, target, known, panels, byte).emit
-
-
-def _in_digits(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
-    panels = panels_of(kernel, form) if isinstance(form, FewRowsSite) and multiplies_digits(target) else None
-    if panels is None or not isinstance(form, FewRowsSite) or not suits_digits(form):
+    panels = panels_of(kernel, form) if not digits or suits_digits(form) else None
+    byte = None if panels is None else pairs_of(kernel, form, panels)
+    if panels is None or byte is None:
         return None
-    byte = pairs_of(kernel, form, panels)
-    return None if byte is None else FewRowsInDigits(kernel, form, target, known, panels, byte).emit
+    return (FewRowsInDigits if digits else FewRowsInPairs)(kernel, form, target, known, panels, byte).emit
 
 
 def _in_panels(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
@@ -135,7 +131,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "product in pairs": (multiplies_bfloat16, _in_groups),
         "product": (_multiplies_and_adds, _product),
         "few rows of bytes": (multiplies_bytes, _of_bytes),
-        "few rows in digits": (multiplies_digits, _in_digits),
+        "few rows in digits": (multiplies_digits, functools.partial(_in_pairs, digits=True)),
         "few rows in pairs": (multiplies_pairs, _in_pairs),
         "few rows in panels": (_multiplies_and_adds, _in_panels),
         "few rows of halves": (_multiplies_and_adds, _of_halves),

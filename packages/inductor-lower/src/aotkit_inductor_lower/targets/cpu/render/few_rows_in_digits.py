@@ -25,7 +25,7 @@ from ..machine import Machine
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
-from .few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
+from .few_rows_in_pairs import BYTES, FewRowsInPairs, Place, multiplies_pairs
 from .few_rows_of_bytes import DOT
 
 __all__ = ["FewRowsInDigits", "multiplies_digits", "suits_digits"]
@@ -36,8 +36,6 @@ STEPS = 4  # of the sum in one instruction
 BITS = 21  # the power of two that the largest number of a group becomes, or more
 LEAST = 27  # the biased exponent of 2**-100, below which Note [Pairs of steps] computes each weight
 FRACTION = 23  # bits of a float behind its exponent
-BYTES = vector_type("i8", LINE)
-Place = tuple[int, int, int]  # row, part, vector
 
 
 def multiplies_digits(target: Machine) -> bool:
