@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .expected import ExpectedCall
 from .liveness import Slot
 from .placement import Key, StaticInputs
 from .reasons import SkipReason
@@ -33,6 +34,8 @@ class Function:
         kept: results that were still in use when a later step needed their memory.
         wasted_variants: recordings for static inputs that moved on without having been replayed.
         nodes: its recordings.
+        expected: the call that replayed last after each recording.
+        unlike: how often a call was not as expected.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Function:
     kept: set[int] = field(default_factory=set)
     wasted_variants: int = 0
     nodes: list[Node] = field(default_factory=list)
+    expected: dict[Node | None, ExpectedCall] = field(default_factory=dict)
+    unlike: int = 0
     skips: dict[SkipReason, None] = field(default_factory=dict)
     replays: int = 0
     warm_ups: int = 0
@@ -61,8 +66,15 @@ class Function:
         """From now on hand these results out as copies."""
         self.kept.update(leaves)
         for node in self.nodes:
+            node.kept_bases = None
             for slot in node.slots:
                 slot.copied = slot.copied or not self.kept.isdisjoint(slot.leaves)
+
+    def forget(self, dropped: Container[Node | None]) -> None:
+        """These recordings are gone."""
+        self.nodes = [node for node in self.nodes if node not in dropped]
+        kept = {last: call for last, call in self.expected.items() if not (last in dropped or call.node in dropped)}
+        self.expected = kept
 
     def wants_copy(self, slot: Slot) -> bool:
         """Whether results like the slot's were kept before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -107,9 +107,9 @@ class LiveSlots:
     def __init__(self) -> None:
         self._handed: dict[Slot, None] = {}
 
-    def hand_out(self, slots: Iterable[Slot]) -> None:
+    def hand_out(self, slots: Mapping[Slot, None]) -> None:
         """These slots' results go to the caller."""
-        self._handed.update(dict.fromkeys(slots))
+        self._handed.update(slots)
 
     def find(self) -> list[Slot]:
         """Those still in use, oldest first."""

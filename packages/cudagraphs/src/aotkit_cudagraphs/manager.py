@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ._observer import SILENT, Observer
 from .driver import DeviceDriver
 from .eligibility import check_inputs
+from .expected import ExpectedCall, pattern_of
 from .functions import Function
 from .liveness import Slot
 from .options import TreeOptions
@@ -21,10 +22,12 @@ from .placement import Key, PathTensor, Place, Placement, place_inputs
 from .pool import Pool, PoolBusy
 from .reasons import CudagraphSkipped, SkipKind, SkipReason
 from .record import Site, record_node
-from .replay import run_node
+from .replay import announce_write, run_node
 from .steps import Path, any_live, any_slot_live
 from .tree import Node
 from .warm_up import result_storages, watched
+
+MOST_UNLIKE = 16  # calls that are learned in place of others: a callable whose calls differ goes without
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +108,24 @@ class TreeManager:
     def _call(self, function: Function, given: list[Any]) -> Any:
         self._clock += 1
         self._begin_step_if_due(function)
+        last = self._path.last
+        expected = function.expected.get(last)
+        if expected is not None and self._may_replay_at_once(expected, function, given):
+            return self._replay(expected.node, given, expected.pattern.path_inputs, alike=True)
         placement = self._place(function, given)
         reasons = self._check(function, given, placement)
-        last = self._path.last
+        pattern = pattern_of(given, placement) if function.replays and function.unlike < MOST_UNLIKE else None
         for index in placement.path_inputs:
             given[index] = None  # only the caller's references count from here on
         if not reasons:
             outcome = self._find_or_record(function, given, placement)
             if isinstance(outcome, Node):
-                return self._replay(outcome, given, placement)
+                if pattern is not None:
+                    function.unlike += 1
+                    function.expected[last] = ExpectedCall(pattern, outcome)
+                return self._replay(outcome, given, placement.path_inputs)
             reasons = outcome
-        for index, known in placement.path_inputs.items():
-            given[index] = known.tensor()
-            assert last is not None
-            last.pool.live.hand_out((known.slot,))  # it may have counted as dead meanwhile
+        self._restore(given, placement.path_inputs)
         if reasons:
             self._path.ran_once(function, bool)
             function.uncaptured += 1
@@ -193,7 +200,7 @@ class TreeManager:
 
     def _place(self, function: Function, given: Sequence[Any]) -> Placement:
         options = self._options
-        return place_inputs(given, function.static, self._path.slots, options.alignment, options.check_static_layouts)
+        return place_inputs(given, function.static, self._path.slots(), options.alignment, options.check_static_layouts)
 
     def _check(self, function: Function, given: Sequence[Any], placement: Placement) -> tuple[SkipReason, ...]:
         """Reasons that do not depend on what is in use now."""
@@ -202,7 +209,7 @@ class TreeManager:
             text = f"{forward.name}, the forward of {function.name}, is not recorded"
             return (SkipReason(SkipKind.FORWARD_SKIPPED, text),)
         if placement.key in function.passed:
-            return self._written_reasons(function, given, placement) if function.mutated else ()
+            return self._written_reasons(function, given, placement.places) if function.mutated else ()
         layouts = placement.layouts()
         reasons = function.unrecordable.get(layouts) or self._first_reasons(function, given, placement)
         if not reasons and layouts not in function.recorded and len(function.recorded) >= self._options.max_sizes:
@@ -210,7 +217,7 @@ class TreeManager:
             reasons = (SkipReason(SkipKind.RECORDING_LIMIT, text),)
         if not reasons:
             function.passed.add(placement.key)
-            return self._written_reasons(function, given, placement)
+            return self._written_reasons(function, given, placement.places)
         return reasons
 
     def _first_reasons(self, function: Function, given: Sequence[Any], placement: Placement) -> tuple[SkipReason, ...]:
@@ -229,12 +236,12 @@ class TreeManager:
         return reasons
 
     def _written_reasons(
-        self, function: Function, given: Sequence[Any], placement: Placement
+        self, function: Function, given: Sequence[Any], places: Sequence[Place]
     ) -> tuple[SkipReason, ...]:
         """Written inputs must be worked on in place, and nothing else may be a copy of their memory."""
         written = [index for index in function.mutated if index < len(given)]
-        copied = [index for index, place in enumerate(placement.places) if place is Place.COPIED]
-        lost = [index for index in written if placement.places[index] is Place.COPIED]
+        copied = [index for index, place in enumerate(places) if place is Place.COPIED]
+        lost = [index for index in written if places[index] is Place.COPIED]
         if not lost:
             storages = {given[i].untyped_storage()._cdata for i in written if isinstance(given[i], torch.Tensor)}
             lost = [index for index in copied if given[index].untyped_storage()._cdata in storages]
@@ -245,6 +252,37 @@ class TreeManager:
         return (SkipReason(SkipKind.MUTATED_INPUT, text, function.mutated.get(lost[0])),)
 
     # -- find or record --------------------------------------------------------------------------------
+
+    def _may_replay_at_once(self, expected: ExpectedCall, function: Function, given: list[Any]) -> bool:
+        """Whether the call is the expected one, and may replay now; if so, ``given`` is left without inputs in memory
+        of the path. See Note [Expected calls]."""
+        node, path_inputs = expected.node, expected.pattern.path_inputs
+        forward = function.partner
+        if not expected.pattern.matches(given) or (forward is not None and not forward.nodes):
+            return False
+        if function.mutated and self._written_reasons(function, given, [known.place for known in node.inputs]):
+            return False
+        for index in path_inputs:
+            given[index] = None
+        last = self._path.last
+        live = node.pool.live.find()
+        used = live if last is None or last.pool is node.pool else last.pool.live.find()
+        in_path = self._live_in_path(used)
+        siblings = self._children().get((function, node.key), ())
+        # Of several that could be replayed, the first is the one to take.
+        fits = in_path <= node.survivors if siblings and siblings[0] is node else in_path == node.survivors
+        if fits and self._path.members.issuperset(live):
+            return True
+        self._restore(given, path_inputs)
+        return False
+
+    def _restore(self, given: list[Any], path_inputs: Mapping[int, PathTensor]) -> None:
+        """Give inputs in memory of the path back to a call that will not replay, or not yet."""
+        last = self._path.last
+        for index, known in path_inputs.items():
+            given[index] = known.tensor()
+            assert last is not None
+            last.pool.live.hand_out({known.slot: None})  # it may have counted as dead meanwhile
 
     def _find_or_record(
         self, function: Function, given: list[Any], placement: Placement
@@ -313,6 +351,8 @@ class TreeManager:
                 message = overwritten_message(slot.owner.name, leaf, slot.owner.role == "backward")
                 if tensor is not None:
                     overwrite(tensor, message)
+            for node in slot.owner.nodes:
+                node.kept_bases = None
             self._driver.invalidate(
                 slot.renew(self._driver.storage_at(pool.handle, slot.address, slot.nbytes)), message
             )
@@ -355,15 +395,17 @@ class TreeManager:
                 "time to make and memory. Pad to fewer sizes, list them in capture_sizes, or set skip_dynamic"
             )
 
-    def _replay(self, node: Node, given: list[Any], placement: Placement) -> Any:
+    def _replay(
+        self, node: Node, given: list[Any], path_inputs: Mapping[int, PathTensor], *, alike: bool = False
+    ) -> Any:
         self._order_streams()
         node.last_use = node.pool.last_use = self._clock
-        result = run_node(node, given, self._driver, remember=self._options.outputs == "overwrite")
+        result = run_node(node, given, self._driver, remember=self._options.outputs == "overwrite", alike=alike)
         self._path.append(node)
         self._path.ran_once(node.function, any_slot_live(node))
         node.function.replays += 1
         for index in node.function.mutated:
-            _announce_write(given[index], placement.path_inputs.get(index))
+            announce_write(given[index], path_inputs.get(index))
         given.clear()
         return result
 
@@ -426,7 +468,7 @@ class TreeManager:
                 siblings.remove(top)
         dropped = set(top.subtree())
         for node in dropped:
-            node.function.nodes = [kept for kept in node.function.nodes if kept not in dropped]
+            node.function.forget(dropped)
             node.children.clear()
             node.graph = None
         if dropped.intersection(self._path.nodes):
@@ -448,11 +490,3 @@ class TreeManager:
         """Go on outside the tree until the next step."""
         left = self._path
         self._path = Path(ran=left.ran, forwards=left.forwards, settling=True)
-
-
-def _announce_write(value: Any, in_path: PathTensor | None) -> None:
-    """Let autograd notice that a tensor, which it may have saved, was written, though no operator ran."""
-    tensors = [value] if in_path is None else list(in_path.slot.bases.values())  # results share versions with these
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)

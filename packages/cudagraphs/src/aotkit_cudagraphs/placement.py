@@ -120,7 +120,7 @@ class StaticInputs:
         return addresses if functools.reduce(operator.or_, addresses, 0) % alignment == 0 else None
 
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # classes whose tensors are nothing but that
 
 
 def place_inputs(
@@ -144,7 +144,7 @@ def place_inputs(
     for index in range(len(inputs)) if trusted is None else static.others(len(inputs)):
         value = inputs[index]
         kind = type(value)
-        if kind not in _PLAIN:
+        if kind not in PLAIN:
             # Only integers tell recordings apart; whatever else can't be recorded need not be hashable.
             key.append((kind, value if kind is int or kind is bool else None))
             places[index] = Place.COPIED if isinstance(value, torch.Tensor) else Place.VALUE

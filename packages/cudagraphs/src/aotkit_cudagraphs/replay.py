@@ -11,22 +11,29 @@ from torch.utils import _pytree as pytree
 
 from .driver import DeviceDriver
 from .liveness import Layout
+from .placement import PathTensor
 from .static_inputs import copy_into_buffer
 from .tree import Node, NodeOutput, Source
 
 
-def run_node(node: Node, inputs: Sequence[Any], driver: DeviceDriver, *, remember: bool = False) -> Any:
+def run_node(
+    node: Node, inputs: Sequence[Any], driver: DeviceDriver, *, remember: bool = False, alike: bool = False
+) -> Any:
     """Copy the inputs in, replay, return the results for these inputs; the pool learns what was handed out.
 
-    With `remember`, slots also remember the tensors that were handed out, without holding them.
+    With `remember`, slots also remember the tensors that were handed out, without holding them. `alike`: the inputs'
+    layouts are known to be those of a call before.
     """
     with torch.no_grad():
         for index, buffer, dims in node.copies:
             copy_into_buffer(buffer, inputs[index], dims)
         driver.replay(node.graph)
         copies: dict[int, torch.UntypedStorage] = {}
-        leaves = [_result(output, leaf, inputs, copies) for leaf, output in enumerate(node.outputs)]
-    node.pool.live.hand_out(output.slot for output in node.outputs if output.slot is not None)
+        leaves = [
+            base.detach() if base is not None else _result(output, leaf, inputs, copies, alike)
+            for leaf, (base, output) in enumerate(zip(node.bases(), node.outputs, strict=True))
+        ]
+    node.pool.live.hand_out(node.handed)
     node.replays += 1
     if remember:
         _remember(node, leaves)
@@ -42,7 +49,9 @@ def _remember(node: Node, leaves: Sequence[Any]) -> None:
         slot.handed = [weakref.ref(leaves[leaf]) for leaf in slot.leaves]
 
 
-def _result(output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> Any:
+def _result(
+    output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage], alike: bool
+) -> Any:
     match output.source:
         case Source.NEW:
             slot = output.slot
@@ -56,7 +65,7 @@ def _result(output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[i
             return output.value.tensor()
         case Source.INPUT:
             given = inputs[output.index]
-            if output.whole and output.value.describes(given) and not given.is_inference():
+            if output.whole and (alike or output.value.describes(given)) and not given.is_inference():
                 return given.detach()
             return _view_of(given, output.value, output.distance)
         case Source.OUTSIDE:
@@ -76,3 +85,11 @@ def _view_of(given: torch.Tensor, layout: Layout, distance: int) -> torch.Tensor
         everything = torch.empty(0, dtype=torch.uint8, device=given.device).set_(given.untyped_storage())
         return layout.on(everything[start:].clone().untyped_storage(), 0)
     return layout.on(given.untyped_storage(), start // layout.dtype.itemsize)
+
+
+def announce_write(value: Any, in_path: PathTensor | None) -> None:
+    """Let autograd notice that a tensor, which it may have saved, was written, though no operator ran."""
+    tensors = [value] if in_path is None else list(in_path.slot.bases.values())  # results share versions with these
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

@@ -24,8 +24,7 @@ class Path:
 
     Attributes:
         nodes: in order.
-        slots: memory of their results, by the identity (`_cdata`) of the storage.
-        members: the same slots.
+        members: memory of their results.
         ran: callables that ran, recorded or not.
         forwards: forwards without their backward so far, and whether that can still come.
         settling: something ran uncaptured that will be recorded later, so that recordings made now, after it, would
@@ -33,7 +32,6 @@ class Path:
     """
 
     nodes: list[Node] = field(default_factory=list)
-    slots: dict[int, Slot] = field(default_factory=dict)
     members: set[Slot] = field(default_factory=set)
     ran: set[Function] = field(default_factory=set)
     forwards: list[tuple[Function, Callable[[], bool]]] = field(default_factory=list)
@@ -48,7 +46,10 @@ class Path:
         """A recording ran."""
         self.nodes.append(node)
         self.members.update(node.slots)
-        self.slots.update((slot.storage._cdata, slot) for slot in node.slots)
+
+    def slots(self) -> dict[int, Slot]:
+        """Memory of the path's results, by the identity (`_cdata`) of the storage."""
+        return {slot.storage._cdata: slot for node in self.nodes for slot in node.slots}
 
     def ran_once(self, function: Function, can_go_backward: Callable[[], bool]) -> None:
         """A callable ran; `can_go_backward` tells whether a result of it is still in use."""

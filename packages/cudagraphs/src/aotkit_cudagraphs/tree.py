@@ -82,6 +82,10 @@ class Node:
         pool: its memory.
         added_bytes: how much the pool grew for it.
         label: readable inputs.
+        copies: what is copied into which buffer before a replay: index, buffer, expanded dimensions.
+        addresses: of static inputs, in order.
+        handed: the slots that results of a replay are in.
+        kept_bases: per result the tensor whose alias it is, or None where that takes more (see `bases`).
     """
 
     function: Any
@@ -102,6 +106,8 @@ class Node:
     children: dict[tuple[Any, Key], list[Node]] = field(default_factory=dict)
     copies: tuple[tuple[int, torch.Tensor, tuple[int, ...]], ...] = ()
     addresses: tuple[int, ...] = ()
+    handed: dict[Slot, None] = field(default_factory=dict)
+    kept_bases: list[torch.Tensor | None] | None = None
 
     def __post_init__(self) -> None:
         indexed = list(enumerate(self.inputs))
@@ -109,6 +115,7 @@ class Node:
             (i, x.tensor, x.dims) for i, x in indexed if x.place is Place.COPIED and x.tensor is not None
         )
         self.addresses = tuple(x.address for x in self.inputs if x.place is Place.STATIC)
+        self.handed = dict.fromkeys(x.slot for x in self.outputs if x.slot is not None)
 
     def __repr__(self) -> str:
         return f"Node({' > '.join(node.function.name for node in self.path())} {self.label})"
@@ -116,6 +123,16 @@ class Node:
     def is_in_place(self, addresses: tuple[int, ...]) -> bool:
         """Whether static inputs at these addresses are where they were when it was recorded."""
         return addresses == self.addresses
+
+    def bases(self) -> list[torch.Tensor | None]:
+        """Per result the tensor in a slot whose alias is handed out. To be asked for anew (`kept_bases`) when a slot
+        gets another storage, or its results become copies."""
+        if self.kept_bases is None:
+            news = [x.slot if x.source is Source.NEW else None for x in self.outputs]
+            self.kept_bases = [
+                None if slot is None or slot.copied else slot.bases[leaf] for leaf, slot in enumerate(news)
+            ]
+        return self.kept_bases
 
     def path(self) -> list[Node]:
         """The recordings from the first of the step to this one."""
