@@ -45,7 +45,16 @@ _OUR_PACKAGES = (
 )
 # Options that change no result.
 _NOT_OUTPUT = frozenset(
-    {"cache", "compare_ranks", "compile_workers", "fallback", "rank_timeout", "share_compiles", "verify"}
+    {
+        "backward_ahead",
+        "cache",
+        "compare_ranks",
+        "compile_workers",
+        "fallback",
+        "rank_timeout",
+        "share_compiles",
+        "verify",
+    }
 )
 
 # Their bodies are graphs, which are written out, and they call them as they are.

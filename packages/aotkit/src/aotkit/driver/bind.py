@@ -26,6 +26,8 @@ from .process import collections_put_off
 if TYPE_CHECKING:
     from aotkit_cudagraphs import CudagraphTrees
 
+    from .ahead import BackwardAhead
+
 __all__ = ["Later", "bind", "bind_graph"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -41,6 +43,9 @@ class Later(Protocol):
 
     def backward(self, artifact: Artifact, missing: Missing) -> CompiledGraph | None:
         """Compile the backward, for calls in which these tangents are ``missing``; ``None`` if there is none."""
+
+    def ahead(self, artifact: Artifact) -> BackwardAhead | None:
+        """What begins the compile of the backward before it is asked for, if that is to be done."""
 
     def finished(self, artifact: Artifact) -> None:
         """The backward of ``artifact`` was compiled and bound."""
@@ -85,7 +90,13 @@ def bind(
     training: dict[str, Any] = {}
     if artifact.plan.call.training:
         keep_freed_memory()
-        make_backward = _backwards(artifact, later, pool, redzones, name and f"{name}-backward", recordings)
+        ahead = None if later is None else later.ahead(artifact)
+        if ahead is not None:
+            from .ahead import begun_by_first_call
+
+            forward = begun_by_first_call(forward, ahead)
+        label = name and f"{name}-backward"
+        make_backward = _backwards(artifact, later, pool, redzones, label, recordings, ahead)
         training["backward"] = lambda: make_backward()
         training["backward_graph"] = None if artifact.graphs is None else artifact.graphs.backward_source()
         training["specialize"] = make_backward if later is None or later.specializes else None
@@ -130,7 +141,13 @@ def bind_graph(
 
 
 def _backwards(
-    artifact: Artifact, later: Later | None, arenas: ArenaPool, redzones: bool, label: str, recordings: BoundRecordings
+    artifact: Artifact,
+    later: Later | None,
+    arenas: ArenaPool,
+    redzones: bool,
+    label: str,
+    recordings: BoundRecordings,
+    ahead: BackwardAhead | None,
 ) -> Callable[..., Boxed | None]:
     """What gives the backward for calls in which given tangents are missing: bound if it is there, else compiled."""
 
@@ -151,7 +168,7 @@ def _backwards(
                 return bound
         if later is None or (stored is not None and any(missing)):
             return None
-        return _compiled_backward(artifact, later, missing, arenas, redzones, label, recordings)
+        return _compiled_backward(artifact, later, missing, arenas, redzones, label, recordings, ahead)
 
     return make
 
@@ -164,9 +181,10 @@ def _compiled_backward(
     redzones: bool,
     label: str,
     recordings: BoundRecordings,
+    ahead: BackwardAhead | None,
 ) -> Boxed | None:
     try:
-        graph = later.backward(artifact, missing)
+        graph = later.backward(artifact, missing) if ahead is None else ahead.take(missing)
         if graph is None:
             return None
         bound = bind_graph(graph, arenas, None, redzones, label, recordings)

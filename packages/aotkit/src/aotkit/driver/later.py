@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from .watched import watched
 if TYPE_CHECKING:
     from aotkit_aot_trace.gradients import SavedValues
 
+    from .ahead import BackwardAhead
     from .context import CompileContext
 
 __all__ = ["CompileLater"]
@@ -78,6 +80,17 @@ class CompileLater:
         from ..artifact.round_trip import reread_compiled
 
         return reread_compiled(compiled)
+
+    def ahead(self, artifact: Artifact) -> BackwardAhead | None:
+        """What begins the compile of the backward while the forward runs for the first time."""
+        if self.function is not None or artifact.backward is not None:  # it was loaded, or all is there
+            return None
+        chosen = self.context().options
+        if chosen.backward_ahead is False or chosen.verify or chosen.lowering == "none":
+            return None
+        from .ahead import backward_ahead
+
+        return backward_ahead(artifact, partial(self.backward, artifact), chosen.backward_ahead)
 
     def finished(self, artifact: Artifact) -> None:
         """The backward of ``artifact`` is there."""
