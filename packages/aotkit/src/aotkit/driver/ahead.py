@@ -88,11 +88,16 @@ def backward_ahead(artifact: Artifact, compile_backward: Compile, asked: bool | 
     """What begins the compile of the backward early, where that is ``asked`` for (or, for ``None``, of use) and can be
     done."""
     backward = None if artifact.graphs is None else artifact.graphs.backward
-    if asked is False or artifact.backward is not None or not isinstance(backward, GraphModule) or not artifact.plan.call.tangents:
+    if asked is False or artifact.backward is not None or not isinstance(backward, GraphModule):
         return None
     values = [node.meta.get("val") for node in backward.graph.find_nodes(op="placeholder")]
     devices = {value.device for value in values if isinstance(value, torch.Tensor)}
-    if len(devices) != 1 or _known_at_run_time(values) or (asked is None and not _is_of_use(*devices)):
+    if (
+        not artifact.plan.call.tangents
+        or len(devices) != 1
+        or _known_at_run_time(values)
+        or (asked is None and not _is_of_use(*devices))
+    ):
         return None
     return BackwardAhead(compile_backward, guess_missing(artifact.plan), *devices)
 
