@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,3 +99,19 @@ def test_only_the_pool_s_memory_is_described(fake, monkeypatch):
     pool = driver.new_pool()
     assert driver.pool_bytes(pool) == 512 and driver.reserved_bytes(pool) == 2048 and driver.live_blocks(pool) == {}
     assert asked == [((0, 1), False)] * 3
+
+
+@pytest.mark.covers("F6.20")
+def test_the_object_of_a_stream_is_made_once(fake, monkeypatch):
+    driver, made = CudaDriver(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.append(device) or SimpleNamespace())
+    first = driver.current_stream()
+    fake.current = SimpleNamespace(cuda_stream=7)
+    second = driver.current_stream()
+    assert driver.current_stream() is second is not first and len(made) == 2
+    fake.current = fake.outer
+    assert driver.current_stream() is first and len(made) == 2
+    for address in range(100):
+        fake.current = SimpleNamespace(cuda_stream=1000 + address)
+        driver.current_stream()
+    assert len(driver._streams) <= 64

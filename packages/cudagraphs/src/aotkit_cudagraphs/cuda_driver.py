@@ -18,6 +18,9 @@ from .reasons import CaptureError
 T = TypeVar("T")
 
 
+_MOST_STREAMS = 64  # that are remembered: torch has 32 of each kind
+
+
 @dataclass(frozen=True, slots=True)
 class CudaPool:
     """A private pool of the caching allocator.
@@ -57,6 +60,7 @@ class CudaDriver:
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
+        self._streams: dict[int, torch.cuda.Stream] = {}
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +69,13 @@ class CudaDriver:
 
     def current_stream(self) -> torch.cuda.Stream:
         """The current stream of the device."""
-        return torch.cuda.current_stream(self._device)
+        # It is asked for by every replay, and to make the object takes longer than all else there.
+        address = cuda_function("_cuda_getCurrentRawStream")(self._device.index)
+        known = self._streams.get(address)
+        if known is None:
+            known = torch.cuda.current_stream(self._device)
+            self._streams = {**self._streams, address: known} if len(self._streams) < _MOST_STREAMS else {}
+        return known
 
     def new_stream(self) -> torch.cuda.Stream:
         """A stream from torch's pool of streams."""
