@@ -50,7 +50,7 @@ class FakeCuda:
         for name, function in cuda.items():
             monkeypatch.setattr(torch.cuda, name, function)
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-        address = lambda index: self.current.cuda_stream  # noqa: E731  # one line among many
+        address = lambda index: self.current.cuda_stream  # one line among many
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", address, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._end_allocations, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_releasePool", self._release, raising=False)
