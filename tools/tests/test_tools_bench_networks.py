@@ -35,3 +35,26 @@ def test_a_training_step_is_as_near_to_float64_as_eager_mode(name: str) -> None:
     report = compare(ours, eager, reference)
     assert report.ok and report.tensors > 10, report
     assert recorder.graphs and not recorder.fallbacks
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
+def test_a_training_step_is_the_same_on_one_thread_and_on_two(name: str) -> None:
+    """Where no convolution or small product is a library's, whose sums depend on their number (in eager mode as well)."""
+    batch = {key: value[:2] for key, value in make_batch(name, quick=True).items()}
+    backend = aotkit.make_backend(aotkit.Options(cache=False, fallback="error"), aotkit.Recorder())
+    model = make_model(name).train()
+    torch._dynamo.reset()
+    step = make_step(model, torch.compile(model, backend=backend), batch, "train")
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            model.zero_grad()
+            found.append({key: value.detach().clone() for key, value in step().items()})
+    finally:
+        torch.set_num_threads(before)
+    one, two = found
+    assert one.keys() == two.keys() and len(one) > 10
+    assert [key for key in one if not torch.equal(one[key], two[key])] == []
