@@ -41,7 +41,7 @@ def test_a_training_step_is_as_near_to_float64_as_eager_mode(name: str) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
 def test_a_training_step_is_the_same_on_one_thread_and_on_two(name: str) -> None:
-    """Where no convolution or small product is a library's, whose sums depend on their number (in eager mode as well)."""
+    """Where no convolution and no small product is a library's: their sums depend on it (in eager mode as well)."""
     batch = {key: value[:2] for key, value in make_batch(name, quick=True).items()}
     backend = aotkit.make_backend(aotkit.Options(cache=False, fallback="error"), aotkit.Recorder())
     model = make_model(name).train()
