@@ -17,7 +17,7 @@ from torch.export import Dim, export
 import aotkit
 from aotkit import PackageError
 from aotkit.driver import package as package_module
-from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import host_machine, machine
 
 
 class Model(nn.Module):
@@ -408,3 +408,29 @@ def test_a_frozen_package_keeps_buffers_that_are_written_and_tied_weights(tmp_pa
         with torch.no_grad():
             torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
     assert loaded.weights["calls"].item() == 2
+
+
+def test_a_package_for_tile_registers_is_refused_where_they_may_not_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features that the system does not allow are none that the processor has."""
+    here = package_module.environment_of_package()
+    plain = sorted(name for name in here["features"] if not name.startswith("amx"))
+    with_tiles = {**here, "features": sorted([*plain, "amx-bf16", "amx-tile"])}
+    monkeypatch.setattr("aotkit.torch_api.aot_compile.environment_of_package", lambda *_: with_tiles)
+    path = aotkit.aot_compile(nn.Linear(64, 64).eval(), (torch.randn(64, 64),), tmp_path / "tiles")
+    monkeypatch.setattr(package_module, "environment_of_package", lambda **_: {**here, "features": plain})
+    with pytest.raises(PackageError, match=r"features that this one .* lacks: amx-bf16, amx-tile"):
+        aotkit.load(path)
+
+
+def test_a_level_that_this_processor_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lesser = dataclasses.replace(host_machine(), features=host_machine().features.replace("+amx", "-amx"))
+    monkeypatch.setattr(machine, "host_machine", lambda: lesser)
+    layer, x = nn.Linear(8, 8).eval(), torch.randn(4, 8)
+    options = aotkit.Options(processor="x86-64-amx", fallback="error", cache=False)
+    with pytest.raises(PackageError, match="can't run code for x86-64-amx; compile with processor='host'"):
+        aotkit.aot_compile(layer, (x,), tmp_path / "tiles", options=options)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"CompileError: .*can't run code for x86-64-amx"):
+        torch.compile(layer, backend=aotkit.make_backend(options))(x)

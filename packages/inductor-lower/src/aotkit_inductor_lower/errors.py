@@ -11,6 +11,7 @@ __all__ = [
     "IRSyntaxError",
     "InputMismatchError",
     "LoweringError",
+    "ProcessorError",
     "UnknownPassError",
     "UnsupportedGraphError",
 ]
@@ -57,6 +58,10 @@ class BindError(RuntimeError):
 
 class CodegenError(ValueError):
     """A program that no code can be generated for. The message names the step and the reason."""
+
+
+class ProcessorError(LoweringError, CodegenError):
+    """The options ask for a kind of processor that this one is not."""
 
 
 class IRError(ValueError):

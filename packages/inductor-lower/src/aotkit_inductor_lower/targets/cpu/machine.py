@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import llvmlite.binding as llvm
 
-from ...errors import CodegenError
+from ...errors import ProcessorError
 from ...native import ensure_llvm, machine_for, symbol_address, tiles_allowed
 from ...ops.scalar import MATH, MathSymbol
 from .threads import why_one_thread
@@ -111,7 +111,7 @@ def processor_machine(name: str) -> Machine:
     """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v2"``, ``"x86-64-v3"``, ``"x86-64-v4"``, and with AMX
     ``"x86-64-amx"``) that this processor has.
 
-    Raises :class:`CodegenError` for a level that it lacks: what is compiled is also run.
+    Raises :class:`.ProcessorError` for a level that it lacks: what is compiled is also run.
     """
     host = host_machine()
     if name == "host":
@@ -120,7 +120,7 @@ def processor_machine(name: str) -> Machine:
     wanted = {"x86-64-v2": "sse4.2", "x86-64-amx": "amx-bf16"}.get(name)
     lacks = bits > host.vector_bits or (wanted is not None and not host.has(wanted))
     if not host.triple.startswith(("x86_64", "i686")) or lacks:
-        raise CodegenError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
+        raise ProcessorError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
     return _level_machine(name)
 
 
