@@ -35,7 +35,7 @@ from .rfactor import ReductionSplit, combine_partial_results, partial_buffers
 from .rfactor_chunks import chunk_nest, rest_nest
 from .split_squares import stands_alone, with_common_squares
 
-__all__ = ["PASS", "split_reductions"]
+__all__ = ["PASS", "split_nest", "split_reductions"]
 
 
 def split_reductions(program: Program, ctx: PassContext) -> Program:
@@ -54,7 +54,7 @@ def _split(nest: LoopNest, buffers: dict[str, Buffer], ctx: PassContext) -> Iter
     if position is None or cut is None or not ctx.fuel.take():
         yield nest
         return
-    first, *others = _parts(nest, position, cut, buffers, ctx.target)
+    first, *others = split_nest(nest, position, cut, buffers, ctx.target)
     if cut.interleaved:
         reason = f"rows of {cut.chunks} at once fill vectors"
     else:
@@ -102,10 +102,11 @@ def _masks_tails(target: Target) -> bool:
 # -- the nests -------------------------------------------------------------------------------------------------
 
 
-def _parts(
+def split_nest(
     nest: LoopNest, position: int, cut: ReductionSplit, buffers: dict[str, Buffer], target: Target
 ) -> list[LoopNest]:
-    """The chunks, the rest, and what combines them. Their buffers are added to ``buffers``."""
+    """A nest whose stage at ``position`` is cut: the chunks, the rest, and what combines them. Their buffers are added
+    to ``buffers``."""
     rest = cut.loop.size - cut.chunks * cut.length
     apart = rest != 0 and not _masks_tails(target)
     every = replace(cut, chunks=cut.chunks + 1) if apart else cut

@@ -15,6 +15,7 @@ from .compile import Compiler, compile_by, compile_kernel
 from .generate import Rendered, assemble, render_program, to_program
 from .harness import harness_text
 from .map_loops import TileLimits
+from .products import Gpu
 from .tune import assumed_sizes, kernel_timer
 from .workers import shared_workers, worker_count
 
@@ -31,12 +32,15 @@ def build(
     tf32: bool,
     options: LowerOptions,
     observer: Observer | None,
+    gpu: Gpu,
 ) -> CompiledProgram:
     """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
     asserts, fast = options.index_asserts, options.numerics == "fast"
     limits = TileLimits(together=shares_launches(options))
-    rendered = render_program(program, device, kernels, limits, tune=tune, tf32=tf32, asserts=asserts, fast=fast)
+    rendered = render_program(
+        program, device, kernels, limits, tune=tune, tf32=tf32, asserts=asserts, fast=fast, gpu=gpu
+    )
     if observer is not None:
         observer.dump(f"{program.name}.py", "kernels", lambda: _texts(rendered))
     if arch is not None:

@@ -16,7 +16,7 @@ from ..._observer import Observer
 from ...ir import DType
 from .errors import TritonError
 from .jit import triton_module
-from .records import Config, Cubin, KernelArgument, KernelSource
+from .records import DESCRIPTOR_BYTES, Config, Cubin, KernelArgument, KernelSource
 from .render.names import argument_name
 from .worker import Job, Made, compile_job, identify
 from .workers import CompileWorkers, KernelRefused, WorkersLost
@@ -68,9 +68,9 @@ def _job(source: KernelSource, arch: int, config: Config | None) -> Job:
     return {
         "text": source.text,
         "name": source.name,
-        "signature": {argument_name(a): _type(a) for a in source.arguments} | dict.fromkeys(blocks, "constexpr"),
+        "signature": {argument_name(a): _type(a) for a in source.parameters} | dict.fromkeys(blocks, "constexpr"),
         "constexprs": blocks,
-        "aligned": [k for k, a in enumerate(source.arguments) if a.kind != "size" and a.aligned],
+        "aligned": [k for k, a in enumerate(source.parameters) if a.kind != "size" and a.aligned],
         "options": {
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
@@ -150,7 +150,7 @@ _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # not the `sin` of `libm.sin`
 
 def code_identity(source: KernelSource) -> str:
     """Equal for sources whose compiled code differs in names only. How often a kernel is launched is not part of it."""
-    names: Mapping[str, str] = {argument_name(a): f"argument{k}" for k, a in enumerate(source.arguments)}
+    names: Mapping[str, str] = {argument_name(a): f"argument{k}" for k, a in enumerate(source.parameters)}
     lines = [line for line in source.text.splitlines() if not line.startswith("#")]
     text = "\n".join(lines).replace(f"def {source.name}(", "def kernel(")
     text = _NAME.sub(lambda m: names.get(m[0], m[0]), text)
@@ -163,7 +163,7 @@ def _cubin(made: Made, source: KernelSource, config: Config, arch: int, keep_ptx
     entry = ptx[ptx.index(".entry") :]
     parameters = entry[: entry.index(")")].count(".param")
     hidden = parameters - len(source.arguments)
-    if made["scratch"]:
+    if made["scratch"] > (2 * DESCRIPTOR_BYTES if len(source.parameters) < len(source.arguments) else 0):
         raise TritonError(f"the kernel {source.name} asks for scratch memory of its own, which is not provided")
     threads = made["warps"] * 32
     code = bytes.fromhex(made["code"])

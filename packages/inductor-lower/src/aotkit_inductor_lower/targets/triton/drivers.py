@@ -94,7 +94,7 @@ class InterpreterDriver:
         self.launched.append(source.name)
         try:
             arguments = []
-            for argument, param in zip(source.arguments, params, strict=False):
+            for argument, param in zip(source.parameters, params, strict=False):
                 value = param[0]
                 arguments.append(value if argument.kind == "size" else _at(value, to_torch_dtype(argument.dtype)))
             run_interpreted(source, arguments, grid)

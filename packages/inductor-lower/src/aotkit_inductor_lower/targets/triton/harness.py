@@ -28,13 +28,20 @@ if __name__ == "__main__":
     def run():
         {name}[({count},)](*arguments, {options})
 
-    run()
+{scratch}    run()
     moved = sum(a.nbytes for a in arguments if isinstance(a, torch.Tensor))
     if interpreted:
         print(f"{name}: {{moved}} bytes, in the interpreter")
     else:
         milliseconds = triton.testing.do_bench(run)
         print(f"{name}: {{milliseconds * 1e3:.1f}} us, {{moved}} bytes, {{moved / milliseconds / 1e6:.0f}} GB/s")
+"""
+
+_SCRATCH = """\
+    def memory(size, alignment, stream):
+        return torch.empty(size, dtype=torch.int8, device=device)
+
+    triton.set_allocator(memory)
 """
 
 
@@ -46,12 +53,17 @@ def harness_text(source: KernelSource, extents: Mapping[str, Expr], sizes: Mappi
     integers are 0, so that those that are indices stay in range. The bandwidth counts each argument once.
     """
     env = {Symbol(name, SymbolKind.SIZE): value for name, value in (sizes or {}).items()}
-    lines = [f"        {_made(a, extents, sizes or {}, env)},  # {a.kind} {a.name}" for a in source.arguments]
+    lines = [f"        {_made(a, extents, sizes or {}, env)},  # {a.kind} {a.name}" for a in source.parameters]
     config = source.config
     options = [f"{name}={size}" for name, size in config.blocks]
     options += [f"num_warps={config.num_warps}", f"num_stages={config.num_stages}"]
+    own = _SCRATCH if len(source.parameters) < len(source.arguments) else ""
     main = _MAIN.format(
-        arguments="\n".join(lines), name=source.name, count=program_count(source, sizes), options=", ".join(options)
+        scratch=own,
+        arguments="\n".join(lines),
+        name=source.name,
+        count=program_count(source, sizes),
+        options=", ".join(options),
     )
     return standalone_text(source) + main
 

@@ -64,7 +64,7 @@ def interpret_kernel(
     ``replace_functions`` off runs the device functions themselves in the interpreter where it can: slow.
     """
     arguments: list[Any] = []
-    for argument in source.arguments:
+    for argument in source.parameters:
         if argument.kind == "size":
             arguments.append((sizes or {})[argument.name])
         elif argument.kind == "scratch":
@@ -120,8 +120,8 @@ def program_count(source: KernelSource, sizes: Mapping[str, int] | None = None) 
     return count
 
 
-def _range(*bounds: Any) -> range:
-    """``range`` of the interpreter's scalars."""
+def _range(*bounds: Any, **hints: Any) -> range:
+    """``range``, or ``tl.range``, of the interpreter's scalars, of which its own takes none with newer numpys."""
     return range(*(int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds))
 
 
@@ -137,7 +137,7 @@ def _interpreted(source: KernelSource, replace_functions: bool) -> Any:
         "jit": InterpretedFunction,
         "range": _range,
     }
-    run = define(source.text, source.name, namespace)
+    run = define(source.text.replace("tl.range(", "range("), source.name, namespace)
     replaced: Mapping[str, Callable[..., Any]] = interpreter_functions()
     if not replace_functions:
         replaced = {name: f for name, f in replaced.items() if name.startswith(("f32_to", "check"))}

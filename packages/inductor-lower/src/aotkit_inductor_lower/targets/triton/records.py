@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from ...ir import DType
 from ...symbolic import Expr, to_expr
 
-__all__ = ["Config", "Cubin", "KernelArgument", "KernelSource", "KnownMemory", "TritonKernel"]
+__all__ = ["DESCRIPTOR_BYTES", "Config", "Cubin", "KernelArgument", "KernelSource", "KnownMemory", "TritonKernel"]
 
 _NOTHING = to_expr(0)
+DESCRIPTOR_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class KnownMemory:
 class KernelArgument:
     """A parameter: ``kind`` ``pointer`` (``name`` a buffer that owns memory), ``scratch`` (a row of each outer
     iteration, of ``extent`` elements in total) or ``size`` (``name`` a symbol). ``dtype``: the element type.
-    ``aligned``: the pointer is a multiple of 16 bytes."""
+    ``aligned``: the pointer is a multiple of 16 bytes. The last one may be of kind ``descriptors``: memory in which
+    each program instance writes down what the device's copies of tiles are told, the first of the pointers that Triton
+    itself adds to the parameters, so no parameter of the text."""
 
     kind: str
     name: str
@@ -67,6 +70,11 @@ class KernelSource:
     checks: bool
     persistent: bool
     fast: bool = False
+
+    @property
+    def parameters(self) -> tuple[KernelArgument, ...]:
+        """The arguments that are parameters of the text."""
+        return tuple(a for a in self.arguments if a.kind != "descriptors")
 
 
 @dataclass(frozen=True, slots=True)

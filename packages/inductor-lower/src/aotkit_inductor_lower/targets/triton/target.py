@@ -18,6 +18,7 @@ from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .checks import check_device
 from .choose import choose_form, shares_launches
 from .map_loops import TileLimits
+from .products import Gpu
 
 __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
@@ -146,7 +147,12 @@ class TritonTarget:
             tf32=self._tf32(options),
             options=options,
             observer=observer,
+            gpu=Gpu() if self.interpreted else self._gpu(),
         )
+
+    def _gpu(self) -> Gpu:
+        found = torch.cuda.get_device_properties(self.id)
+        return Gpu(check_device(self.id), found.multi_processor_count)
 
     def _tf32(self, options: LowerOptions) -> bool:
         """Whether products of float32 may lose bits."""

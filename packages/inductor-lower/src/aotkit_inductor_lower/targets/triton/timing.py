@@ -34,7 +34,7 @@ def device_timer(
             if argument.kind == "size":
                 slots.append(sizes[argument.name])
                 continue
-            extent = argument.extent if argument.kind == "scratch" else extents[argument.name]
+            extent = argument.extent if argument.kind in ("scratch", "descriptors") else extents[argument.name]
             kept.append(torch.zeros(extent.evaluate(env), dtype=to_torch_dtype(argument.dtype), device=driver.device))
             slots.append(kept[-1].data_ptr())
         count = 1

@@ -84,6 +84,7 @@ class BodyEmitter:
         self.scratch = {row.name: row for row in kernel.scratch}
         self.scratch_read: set[str] = set()
         self.evictions = evictions(kernel, self.nests)
+        self.zero_fills = False  # lanes that the mask of an axis turns off load 0, not anything
         self.checks = False
         self.in_range: dict[Symbol, str] = {}  # of computed indices that nothing is asserted of
         self.outer_index: list[tuple[str, Expr]] = []
@@ -263,7 +264,7 @@ class BodyEmitter:
         mask = self.mask(dims, *masks) if masks else self._loose_mask(i, dims)
         address = self.place(pointer, index, dims)
         extra = f", mask={mask}" if mask else ""
-        if masks:
+        if masks or (mask and self.zero_fills):
             extra += f", other={_other_text(i.other if given else 0, i.dtype)}"
         if i.result in self.evictions:
             extra += f', eviction_policy="{self.evictions[i.result]}"'

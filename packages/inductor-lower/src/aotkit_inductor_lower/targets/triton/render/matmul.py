@@ -1,43 +1,33 @@
 """Nests that compute matrix products, as kernels around ``tl.dot``.
 
-What :func:`~...kernel_ir.matmul_site.matmul_site` recognises: a tile is computed by ``tl.dot``.
+What :func:`~...kernel_ir.matmul_site.matmul_site` recognises: a tile is computed by ``tl.dot``. How tiles are cut and
+in which order they are computed is in :mod:`..products`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
-from ....ir import (
-    Compute,
-    DType,
-    Instr,
-    Load,
-    Reduce,
-    Store,
-)
+from ....ir import DType
 from ....kernel_ir.matmul_site import MatmulSite, matmul_site
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_passes.choose_index_width import choose_index_width
-from ....ops.dtypes import is_half
-from ....symbolic import Symbol
-from ..map_loops import map_to, next_power_of_two, size_hint
-from ..records import Config, KernelSource
+from ....ops.dtypes import bits, is_half
+from ....symbolic import Expr, Symbol, floordiv, product, to_expr
+from ..map_loops import map_to, size_hint
+from ..products import STEP, Gpu, ProductTile, Sizes, ranked
+from ..records import DESCRIPTOR_BYTES, KernelArgument, KernelSource
+from .body import End
+from .factors import Factor, factors_of
+from .indices import identifier
 from .kernel import KernelEmitter
 from .lines import Value
-from .ops import TYPE_NAMES
 
-__all__ = ["CONFIGS", "dot_site", "emit_matmul"]
+__all__ = ["dot_site", "emit_matmul", "product_sources"]
 
-
-# -- kernels -----------------------------------------------------------------------------------------------------
-
-CONFIGS = (
-    Config((("XBLOCK", 128), ("YBLOCK", 128), ("RBLOCK", 32)), num_warps=8, num_stages=3),
-    Config((("XBLOCK", 128), ("YBLOCK", 64), ("RBLOCK", 64)), num_warps=4, num_stages=3),
-    Config((("XBLOCK", 64), ("YBLOCK", 64), ("RBLOCK", 64)), num_warps=4, num_stages=4),
-    Config((("XBLOCK", 64), ("YBLOCK", 32), ("RBLOCK", 64)), num_warps=4, num_stages=4),
-    Config((("XBLOCK", 32), ("YBLOCK", 32), ("RBLOCK", 32)), num_warps=2, num_stages=2),
-)
+_HOPPER = Gpu()
+_NOTHING: frozenset[str] = frozenset()
 
 
 def dot_site(kernel: Kernel) -> MatmulSite | None:
@@ -46,101 +36,243 @@ def dot_site(kernel: Kernel) -> MatmulSite | None:
     return site if site is not None and site.reduce.dtype is DType.F32 else None
 
 
+def product_sources(
+    kernel: Kernel,
+    gpu: Gpu = _HOPPER,
+    *,
+    most: int = 1,
+    unaligned: Set[str] = _NOTHING,
+    tf32: bool = False,
+    asserts: bool = True,
+    fast: bool = False,
+) -> tuple[KernelSource, ...]:
+    """The ``most`` ways to compute a product that are expected to be the fastest, the best first. All take the same
+    arguments. ``unaligned``: memory that may begin anywhere; for the others see :func:`emit_matmul`."""
+    site = _site(kernel)
+    both = factors_of(kernel, site, unaligned)
+    described = all(factor.described(site.inner, STEP) for factor in both)
+    found: dict[tuple[str, object], KernelSource] = {}
+    for tile in ranked(_sizes(kernel, site, both), gpu, described):
+        source = emit_matmul(kernel, tile, gpu, unaligned=unaligned, tf32=tf32, asserts=asserts, fast=fast)
+        found.setdefault((source.text, source.config), source)
+        if len(found) == most:
+            break
+    return _with_equal_arguments(tuple(found.values()))
+
+
 def emit_matmul(
     kernel: Kernel,
-    config: Config | None = None,
+    tile: ProductTile,
+    gpu: Gpu = _HOPPER,
     *,
+    unaligned: Set[str] = _NOTHING,
     tf32: bool = False,
     asserts: bool = True,
     fast: bool = False,
 ) -> KernelSource:
-    """The source of a kernel with a :func:`dot_site`. ``tf32`` lets f32 factors lose bits, as
+    """The source of a kernel with a :func:`dot_site`, in tiles. ``tf32`` lets f32 factors lose bits, as
     ``torch.backends.cuda.matmul.allow_tf32`` does."""
+    site = _site(kernel)
+    tile = tile.fitting((site.rows.extent, site.columns.extent, site.inner.extent))
+    names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
+    mapped = choose_index_width(map_to(kernel, names, tile.config))
+    return _MatmulEmitter(mapped, site, tile, gpu, unaligned, tf32, asserts, fast).emit()
+
+
+def _site(kernel: Kernel) -> MatmulSite:
     site = dot_site(kernel)
     if site is None:
         raise ValueError(f"kernel {kernel.name} is no matrix product")
-    config = _fitting(config or CONFIGS[0], site)
-    names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
-    mapped = choose_index_width(map_to(kernel, names, config))
-    return _MatmulEmitter(mapped, site, tf32, asserts, fast).emit()
+    return site
 
 
-def _fitting(config: Config, site: MatmulSite) -> Config:
-    """Blocks no larger than the sizes, and at least the 16 that ``tl.dot`` asks for."""
-    sizes = {"XBLOCK": site.columns.extent, "YBLOCK": site.rows.extent, "RBLOCK": site.inner.extent}
-    blocks = tuple((n, max(16, min(b, next_power_of_two(size_hint(sizes[n]))))) for n, b in config.blocks)
-    return replace(config, blocks=blocks)
+def _sizes(kernel: Kernel, site: MatmulSite, both: tuple[Factor, Factor]) -> Sizes:
+    count = size_hint(product(loop.extent for loop in kernel.grid[:-2]))
+    rows, columns, inner = (size_hint(loop.extent) for loop in (site.rows, site.columns, site.inner))
+    return Sizes(count, rows, columns, inner, max(bits(factor.dtype) for factor in both) // 8)
+
+
+def _with_equal_arguments(sources: tuple[KernelSource, ...]) -> tuple[KernelSource, ...]:
+    """Ways that are compared take the same arguments: all take descriptors, of which some make no use."""
+    wanted = [a for source in sources for a in source.arguments if a.kind == "descriptors"]
+    if not wanted:
+        return sources
+    largest = max(wanted, key=lambda a: a.extent.constant or 0)
+    return tuple(replace(s, arguments=(*(a for a in s.arguments if a.kind != "descriptors"), largest)) for s in sources)
 
 
 class _MatmulEmitter(KernelEmitter):
-    def __init__(self, kernel: Kernel, site: MatmulSite, tf32: bool, asserts: bool, fast: bool) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        site: MatmulSite,
+        tile: ProductTile,
+        gpu: Gpu,
+        unaligned: Set[str],
+        tf32: bool,
+        asserts: bool,
+        fast: bool,
+    ) -> None:
         super().__init__(kernel, asserts, fast)
-        self.site, self.tf32 = site, tf32
+        self.site, self.product_tile, self.gpu, self.tf32 = site, tile, gpu, tf32
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
+        self.factors = factors_of(kernel, site, unaligned)
+        self.counts = tuple(_tiles(loop.extent, loop.map.width) for loop in (site_loops(kernel)))
+        self.walk = tile.walk if self._may_walk() else ""
+        self.programs = gpu.processors * tile.at_once(gpu, bits(self.factors[0].dtype) // 8)
+        extra = [("GROUP", min(tile.group, size_hint(self.counts[0])))]
+        extra += [("PROGRAMS", self.programs)] if self.walk else []
+        self.config = replace(self.config, blocks=(*self.config.blocks, *extra))
+
+    def _may_walk(self) -> bool:
+        known = all(loop.extent.constant is not None for loop in self.kernel.grid)
+        step = self.config.block("RBLOCK")
+        return known and not self.wide and all(f.described(self.site.inner, step) for f in self.factors)
+
+    # -- which tile ------------------------------------------------------------------------------------------
+
+    def emit(self) -> KernelSource:
+        source = super().emit()
+        if not self.walk:
+            return source
+        count = min(self.programs, self._all_tiles().constant or 0)
+        scratch = to_expr(2 * DESCRIPTOR_BYTES // 8 * self.programs)
+        descriptors = KernelArgument("descriptors", "descriptors", DType.I64, True, scratch)
+        return replace(source, arguments=(*source.arguments, descriptors), grid=((to_expr(count), None),))
+
+    def _all_tiles(self) -> Expr:
+        return product((*self.counts, *(loop.extent for loop in self.kernel.grid[:-2])))
+
+    def _grid(self) -> None:
+        """Which tile this is: groups of rows of tiles, in a group column by column, see
+        :class:`~..products.ProductTile`."""
+        scope, (rows, columns) = self.scope, self.counts
+        if self.wide:
+            scope.line("zero = tl.full([], 0, tl.int64)")
+        program = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        if self.walk:
+            self._describe_factors()
+            how = "warp_specialize=True" if self.walk == "warps" else "flatten=True"
+            scope.open(f"for program in tl.range({program}, {self.expr(self._all_tiles())}, PROGRAMS, {how}):")
+        else:
+            scope.line(f"program = {program}")
+        tile = self._batch("program", self.expr(rows * columns))
+        scope.line(f"across = GROUP * {self.expr(columns)}")
+        scope.line(f"first = {tile} // across * GROUP")
+        group, count = self.config.block("GROUP"), rows.constant
+        even = count is not None and count % group == 0
+        scope.line(f"height = {'GROUP' if even else f'tl.minimum({self.expr(rows)} - first, GROUP)'}")
+        places = f"first + {tile} % across % height", f"{tile} % across // height"
+        for axis, (loop, place) in enumerate(zip(self.tile, places, strict=True)):
+            self._along_tile(axis, loop, place)
+
+    def _batch(self, program: str, tiles: str) -> str:
+        """The number of the tile in its own product, where there are several."""
+        others = self.kernel.grid[:-2]
+        if not others:
+            return program
+        self.scope.line(f"rest = program // {tiles}")
+        for loop in reversed(others):
+            name, size = identifier(loop.symbol), self.expr(loop.extent)
+            if loop is others[0]:
+                self.scope.line(f"{name} = rest")
+            else:
+                self.scope.line(f"{name} = rest % {size}")
+                self.scope.line(f"rest = rest // {size}")
+            self.symbols[Symbol(loop.symbol)] = Value(name, frozenset())
+        self.scope.line(f"tile = program % {tiles}")
+        return "tile"
+
+    def _along_tile(self, axis: int, loop: Loop, place: str) -> None:
+        scope, name, block = self.scope, identifier(loop.symbol), loop.map.block
+        scope.line(f"start_{name} = ({place}) * {block}")
+        scope.line(f"{name} = start_{name} + tl.arange(0, {block}){self.along(axis)}")
+        self.symbols[Symbol(loop.symbol)] = Value(name, frozenset({axis}))
+        if loop.map.tail == "masked":
+            self.masks[axis], self.ends[axis] = f"in_{name}", End(name, loop)
+            scope.line(f"in_{name} = {name} < {self.expr(loop.extent)}")
+
+    # -- what is computed of it ------------------------------------------------------------------------------
 
     def write_body(self) -> None:
         scope, site = self.scope, self.site
         scope.line("acc = tl.full([YBLOCK, XBLOCK], 0.0, tl.float32)")
         wide = ".to(tl.int64)" if self.wide else ""
         saved = scope.enter_loop(f"for start in {self.range_of(self.expr(site.inner.extent), 'RBLOCK')}:")
-        scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
-        left = self._factor(site.left, 1, ["YBLOCK", "RBLOCK"], site.rows)
-        right = self._factor(site.right, 0, ["RBLOCK", "XBLOCK"], site.columns)
-        half = is_half(self.types[left[1]])
+        if not self.walk:
+            scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
+        left, right = (self._piece(factor) if self.walk else self._loaded(factor) for factor in self.factors)
+        half = is_half(self.factors[0].dtype)
         function = "dot" if half else "dot_tf32" if self.tf32 else "dot_ieee"
-        scope.line(f"acc = {function}({left[0]}, {right[0]}, acc)")
+        scope.line(f"acc = {function}({left}, {right}, acc)")
         scope.leave_loop(saved)
         scope.values[site.reduce.result] = Value("acc", frozenset({0, 1}))
         for nest in self.nests[1:]:
             self.body(nest.body)
 
-    def _factor(self, name: str, axis: int, axes: list[str], outer: Loop) -> tuple[str, str]:
-        """The tile of one factor, with the summed loop along ``axis``, zero past its end; and the value it holds."""
+    def _describe_factors(self) -> None:
+        """A descriptor of each factor: its memory as a matrix, and the piece of it that one step takes."""
+        for factor in self.factors:
+            load, place = factor.load, factor.place
+            assert load is not None and place is not None
+            pointer, index = self.address(load.buffer, load.indices[0], load.dtype)
+            offset = sum(each for monomial, each in index.terms if not monomial)
+            base = f"{pointer} + {offset}" if offset else pointer
+            blocks = (factor.outer.map.block, "RBLOCK")
+            block = ", ".join(blocks if place.along_sum else blocks[::-1])
+            text = f"{base}, [{place.rows}, {place.width}], [{place.pitch}, 1], [{block}]"
+            self.scope.line(f"{factor.side} = tl.make_tensor_descriptor({text})")
+
+    def _piece(self, factor: Factor) -> str:
+        """One step's piece of a factor that has a descriptor."""
+        place = factor.place
+        assert place is not None
+        starts = [f"start_{identifier(factor.outer.symbol)}", "start"]
+        both = starts if place.along_sum else starts[::-1]
+        for symbol, *further in place.offsets:
+            name = self.symbols[Symbol(symbol)].text
+            both = [f"{at} + {name} * {by}" if by else at for at, by in zip(both, further, strict=True)]
+        loaded = f"{factor.side}.load([{', '.join(both)}])"
+        straight = place.along_sum == (factor.side == "left")
+        self.scope.line(f"{factor.side}_piece = {loaded if straight else f'tl.trans({loaded})'}")
+        return f"{factor.side}_piece"
+
+    def _loaded(self, factor: Factor) -> str:
+        """One step's piece of a factor, by its pointers: zero past the end of the sum."""
         scope, site = self.scope, self.site
-        needed, name = self._chain(name)
-        symbols, masks, own, values = dict(self.symbols), dict(self.masks), self.axes, dict(scope.values)
-        self.axes = axes
+        axis = 1 if factor.side == "left" else 0
+        symbols, masks, ends = dict(self.symbols), dict(self.masks), self.ends
+        own, values = self.axes, dict(scope.values)
+        self.axes = ["YBLOCK", "RBLOCK"] if axis else ["RBLOCK", "XBLOCK"]
         inner = scope.fresh("k")
         scope.line(f"{inner} = k{'[None, :]' if axis else '[:, None]'}")
         self.symbols[Symbol(site.inner.symbol)] = Value(inner, frozenset({axis}))
-        other = 1 - axis
-        self.masks = {other: masks[other]} if other in masks else {}
+        self.masks = {other: mask for other, mask in masks.items() if other != axis}
+        self.ends, self.zero_fills = {}, True
         constant = site.inner.extent.constant
         if constant is None or constant % self.config.block("RBLOCK"):
             self.masks[axis] = f"in_{inner}"
             scope.line(f"in_{inner} = {inner} < {self.expr(site.inner.extent)}")
-        for instr in needed:
+        for instr in factor.needed:
             self.instruction(instr)
-        value = scope.values[name]
+        value = scope.values[factor.name]
         tile = scope.fresh("tile")
-        text = f"tl.broadcast_to({value.text}, [{', '.join(axes)}])" if value.dims != {0, 1} else value.text
-        if self.masks:
-            where = " & ".join(self.masks[k] for k in sorted(self.masks))
-            text = f"tl.where({where}, {text}, tl.full([1, 1], 0.0, {TYPE_NAMES[self.types[name]]}))"
+        text = value.text
+        if value.dims != {0, 1}:
+            text = f"tl.broadcast_to({text}, [{', '.join(self.axes)}])"
+        if axis in self.masks and not (factor.zero_past_end and axis in value.dims):
+            text = f"tl.where({self.masks[axis]}, {text}, {factor.zero})"
         scope.line(f"{tile} = {text}")
-        self.symbols, self.masks, self.axes, scope.values = symbols, masks, own, values
-        return tile, name
+        self.symbols, self.masks, self.ends, self.zero_fills = symbols, masks, ends, False
+        self.axes, scope.values = own, values
+        return tile
 
-    def _chain(self, name: str) -> tuple[list[Instr], str]:
-        """The instructions that compute a factor. The last cast of float16 or bfloat16 is left to the product, which
-        is exact."""
-        body = self.nests[0].body
-        made = {i.result: i for i in body if not isinstance(i, Store)}
-        last = made[name]
-        both = [made[n] for n in (self.site.left, self.site.right)]
-        if all(isinstance(i, Compute) and i.op == "cast" and is_half(self.types[i.args[0]]) for i in both):
-            kinds = {self.types[i.args[0]] for i in both if isinstance(i, Compute)}
-            if len(kinds) == 1 and isinstance(last, Compute):
-                name = last.args[0]
-        wanted, pending = set(), [name]
-        while pending:
-            at = pending.pop()
-            if at in wanted or at not in made:
-                continue
-            wanted.add(at)
-            instr = made[at]
-            if isinstance(instr, Compute):
-                pending += instr.args
-            elif isinstance(instr, Load) and instr.mask:
-                pending.append(instr.mask)
-        return [i for i in body if not isinstance(i, Store | Reduce) and i.result in wanted], name
+
+def site_loops(kernel: Kernel) -> tuple[Loop, Loop]:
+    """Rows and columns of a product's kernel."""
+    rows, columns = kernel.grid[-2:]
+    return rows, columns
+
+
+def _tiles(size: Expr, block: int) -> Expr:
+    return floordiv(size + (block - 1), block)

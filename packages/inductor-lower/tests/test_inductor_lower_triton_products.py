@@ -1,0 +1,182 @@
+"""Tiles of generated matrix products: each computes the same, and compiles to what the device's units want."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, compile_to_program, decompositions
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.kernel_ir.nodes import Kernel
+from aotkit_inductor_lower.kernel_passes.linearize import linearize
+from aotkit_inductor_lower.kernel_passes.normal_form import normalize
+from aotkit_inductor_lower.targets.triton import compile_kernel, resource_facts
+from aotkit_inductor_lower.targets.triton.jit import interpret_kernel
+from aotkit_inductor_lower.targets.triton.products import Gpu, ProductTile
+from aotkit_inductor_lower.targets.triton.render.matmul import dot_site, emit_matmul
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+BF16 = torch.bfloat16
+Graph = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def lower(f: Graph, args: Sequence[torch.Tensor], **settings: Any) -> Compiled:
+    """``f`` with the kernels of a CUDA device."""
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    options = LowerOptions(verify=True, processor="triton-interpreter", contractions="generated", **settings)
+    return compile_to_program(graph, options=options)
+
+
+def product_of(lowered: Compiled) -> Kernel:
+    """The only product's kernel."""
+    (kernel,) = (k for k in normalize(linearize(lowered.scheduled)).kernels if dot_site(k) is not None)
+    return kernel
+
+
+def empty(*shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> list[torch.Tensor]:
+    """Tensors of shapes."""
+    return [torch.empty(shape, dtype=dtype) for shape in shapes]
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Both factors lie along the sum."""
+    return (F.linear(x, w),)
+
+
+def input_gradient(g: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """One does."""
+    return (g @ w,)
+
+
+def weight_gradient(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """None does."""
+    return (g.t() @ x,)
+
+
+def of_transposed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The other one does."""
+    return (x.t() @ w.t(),)
+
+
+def followed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A bias, gelu and a residual."""
+    return (F.gelu(F.linear(x, w, b)) + r,)
+
+
+def cast_before(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A weight that is kept in float32."""
+    return (F.linear(x, w.to(BF16)),)
+
+
+TILES = (
+    ProductTile(128, 256, 64, 4, 3, "warps"),
+    ProductTile(128, 128, 64, 8, 3, "flat", group=2),
+    ProductTile(128, 64, 32, 4, 3, group=2),
+    ProductTile(32, 64, 32, 2, 2, group=3),
+)
+CASES: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
+    "linear": (linear, [(136, 96), (264, 96)]),
+    "odd columns": (linear, [(130, 72), (257, 72)]),
+    "input gradient": (input_gradient, [(136, 104), (104, 264)]),
+    "weight gradient": (weight_gradient, [(120, 136), (120, 264)]),
+    "of transposed": (of_transposed, [(72, 136), (264, 72)]),
+    "followed": (followed, [(136, 64), (264, 64), (264,), (136, 264)]),
+}
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns} {tile.walk}".strip())
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.covers("F5e.4")
+def test_each_tile_computes_the_product(case: str, tile: ProductTile) -> None:
+    f, shapes = CASES[case]
+    g = torch.Generator().manual_seed(0)
+    args = [torch.randn(shape, generator=g).to(BF16) for shape in shapes]
+    lowered = lower(f, args)
+    kernel = product_of(lowered)
+    source = emit_matmul(kernel, tile, Gpu(processors=2))  # so that instances walk over several tiles
+    assert ("make_tensor_descriptor" in source.text) == bool(tile.walk)
+    (want,) = f(*args)
+    result = next(a.name for a in source.arguments if a.written and a.kind == "pointer")
+    given = {a.name: t for a, t in zip((a for a in source.parameters if not a.written), args, strict=True)}
+    got = torch.full_like(want, 7.0)
+    interpret_kernel(source, given | {result: got})
+    torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1.6e-2)
+
+
+def heads(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Products of each head, of 64 numbers, of rows of heads."""
+    left, right = (t.view(t.shape[0], -1, 64).transpose(0, 1) for t in (q, k))
+    return (torch.bmm(left, right.transpose(1, 2)),)
+
+
+def batch(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Products of one matrix each."""
+    return (torch.bmm(q, k.transpose(1, 2)),)
+
+
+@pytest.mark.parametrize(("f", "shape"), [(batch, (2, -1, 72)), (heads, (-1, 128))])
+def test_pieces_of_several_products_are_described_by_one_matrix(f: Graph, shape: tuple[int, ...]) -> None:
+    g = torch.Generator().manual_seed(0)
+    args = [torch.randn([n if k < 0 else k for k in shape], generator=g).to(BF16) for n in (136, 264)]
+    lowered = lower(f, args)
+    source = emit_matmul(product_of(lowered), ProductTile(128, 128, 64, 4, 3, "flat"), Gpu(processors=3))
+    assert "make_tensor_descriptor" in source.text
+    (want,) = f(*args)
+    got = torch.full_like(want, 7.0)
+    result = next(a.name for a in source.arguments if a.written and a.kind == "pointer")
+    given = {a.name: t for a, t in zip((a for a in source.parameters if not a.written), args, strict=True)}
+    interpret_kernel(source, given | {result: got})
+    torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1.6e-2)
+
+
+def test_what_no_descriptor_can_say_is_loaded_by_pointers() -> None:
+    tile = ProductTile(128, 128, 64, 4, 3, "flat")
+    odd = product_of(lower(linear, empty((200, 97), (304, 97)), disable=("pad-products",)))
+    computed = product_of(lower(lambda x, w: linear(torch.relu(x), w), empty((200, 96), (304, 96))))
+    part = product_of(lower(heads, empty((200, 128), (264, 128))))
+    for kernel in (odd, computed):
+        assert "descriptor" not in emit_matmul(kernel, tile).text
+    assert "descriptor" in emit_matmul(part, tile).text
+    # Steps of 48 through 64 numbers of a head: what is behind them is another head's.
+    assert "descriptor" not in emit_matmul(part, ProductTile(128, 128, 48, 4, 3, "flat")).text
+    kernel = product_of(lower(linear, empty((200, 96), (304, 96))))
+    assert "descriptor" not in emit_matmul(kernel, tile, unaligned={"w_1"}).text
+    assert "descriptor" in emit_matmul(kernel, tile, unaligned={"mm"}).text
+
+
+# -- what they compile to ------------------------------------------------------------------------------------------
+
+LARGE: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
+    "linear": (linear, [(8192, 768), (3072, 768)]),
+    "odd columns": (linear, [(8192, 768), (50257, 768)]),
+    "input gradient": (input_gradient, [(8192, 3072), (3072, 768)]),
+    "weight gradient": (weight_gradient, [(8192, 768), (8192, 768)]),
+    "followed": (followed, [(8192, 768), (3072, 768), (3072,), (8192, 3072)]),
+}
+
+
+def widths(ptx: str) -> set[int]:
+    """Bytes of the copies to shared memory."""
+    found = re.findall(r"cp\.async\.c[ag]\.shared\.global.*\], \[.*\], (0x[0-9a-f]+|\d+)", ptx)
+    return {int(width, 0) for width in found}
+
+
+@pytest.mark.parametrize("case", LARGE)
+@pytest.mark.covers("F5e.4")
+def test_pieces_of_factors_are_copied_sixteen_bytes_a_thread(case: str) -> None:
+    f, shapes = LARGE[case]
+    kernel = product_of(lower(f, empty(*shapes), disable=("pad-products",)))
+    source = emit_matmul(kernel, ProductTile(128, 256, 64, 8, 3))
+    assert "int64" not in source.text.split("XBLOCK")[1] and "tl.where" not in source.text
+    cubin = compile_kernel(source, 90, keep_ptx=True)
+    facts = resource_facts(cubin)
+    assert facts.spills == facts.stack == 0
+    assert "wgmma.mma_async" in cubin.ptx and widths(cubin.ptx) == {16}
+    assert "ld.global" not in cubin.ptx or case == "followed"
