@@ -36,7 +36,7 @@ from aotkit_inductor_lower.loop_passes.split_reductions import split_nest
 from aotkit_inductor_lower.symbolic import floordiv, to_expr
 from aotkit_inductor_lower.targets.triton import Cubin, KernelSource, TritonError
 from aotkit_inductor_lower.targets.triton.compile import Compiler, compile_all, compile_by
-from aotkit_inductor_lower.targets.triton.products import Gpu
+from aotkit_inductor_lower.targets.triton.records import Gpu
 from aotkit_inductor_lower.targets.triton.render.kernel import emit_kernel
 from aotkit_inductor_lower.targets.triton.render.matmul import dot_site, product_sources
 from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER

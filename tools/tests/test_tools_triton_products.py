@@ -7,7 +7,7 @@ import torch
 
 from aotkit_inductor_lower.targets.triton import Cubin
 from aotkit_inductor_lower.targets.triton.drivers import InterpreterDriver
-from aotkit_inductor_lower.targets.triton.products import Gpu
+from aotkit_inductor_lower.targets.triton.records import Gpu
 from tools.bench.triton_products import CASES, Bench, Case, error_of, main, ways
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")

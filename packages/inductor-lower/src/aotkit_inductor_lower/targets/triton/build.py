@@ -15,7 +15,7 @@ from .compile import Compiler, compile_by, compile_kernel
 from .generate import Rendered, assemble, render_program, to_program
 from .harness import harness_text
 from .map_loops import TileLimits
-from .products import Gpu
+from .records import Gpu
 from .tune import assumed_sizes, kernel_timer
 from .workers import shared_workers, worker_count
 
@@ -26,29 +26,26 @@ def build(
     program: Program,
     kernels: KernelModule,
     device: str,
-    arch: int | None,
+    gpu: Gpu | None,
     *,
     tune: bool,
     tf32: bool,
     options: LowerOptions,
     observer: Observer | None,
-    gpu: Gpu,
 ) -> CompiledProgram:
-    """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
+    """The compiled program, for a device; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
     asserts, fast = options.index_asserts, options.numerics == "fast"
-    limits = TileLimits(together=shares_launches(options))
-    rendered = render_program(
-        program, device, kernels, limits, tune=tune, tf32=tf32, asserts=asserts, fast=fast, gpu=gpu
-    )
+    limits = TileLimits(together=shares_launches(options), gpu=gpu or Gpu())
+    rendered = render_program(program, device, kernels, limits, tune=tune, tf32=tf32, asserts=asserts, fast=fast)
     if observer is not None:
         observer.dump(f"{program.name}.py", "kernels", lambda: _texts(rendered))
-    if arch is not None:
-        check_types(program, arch)
-        advise_tf32(program, arch)
+    if gpu is not None:
+        check_types(program, gpu.arch)
+        advise_tf32(program, gpu.arch)
         with stage(observer, "compile-kernels"):
             timer = kernel_timer(device, program) if tune else None
-            rendered = assemble(rendered, arch, timer, _compiler(options, observer))
+            rendered = assemble(rendered, gpu.arch, timer, _compiler(options, observer))
     return to_program(rendered)
 
 

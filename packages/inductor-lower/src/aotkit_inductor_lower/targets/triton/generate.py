@@ -23,7 +23,6 @@ from .binary import ZERO_SLOT, Contents, Launch, to_binary
 from .compile import Compiler, code_identity, compile_all, compile_kernel
 from .errors import TritonError
 from .map_loops import TileLimits
-from .products import Gpu
 from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
 from .render.kernel import emit_kernel
 from .render.matmul import dot_site, product_sources
@@ -34,7 +33,6 @@ from .walked_rows import needless_zeros
 __all__ = ["Launched", "Rendered", "assemble", "render_program", "to_program"]
 
 _LIMITS = TileLimits()
-_HOPPER = Gpu()
 MOST_WAYS = 10  # to compute a product that are compared
 
 
@@ -73,14 +71,13 @@ def render_program(
     tf32: bool = False,
     asserts: bool = True,
     fast: bool = False,
-    gpu: Gpu = _HOPPER,
 ) -> Rendered:
     """Sources of ``kernels``, those of all nests of a program (in their normal form), for ``device``; nothing is
     compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
-    ``fast``: see :class:`~.records.KernelSource`. ``gpu``: what the tiles of products are chosen for.
+    ``fast``: see :class:`~.records.KernelSource`.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
@@ -92,7 +89,7 @@ def render_program(
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
     needless, fresh = needless_zeros(of.values(), min(each.row for each in LIMITS) if tune else limits.row)
     memory = KnownMemory(fresh, _bytes(program))
-    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast, needless, memory, gpu)
+    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast, needless, memory)
     parts = itertools.chain(*segments(program, storage))
     launches = tuple((s.function, tuple(written.launches(s.nests))) for s in parts)
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
@@ -228,7 +225,6 @@ class _Kernels:
     fast: bool
     needless: frozenset[str]
     memory: KnownMemory
-    gpu: Gpu
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
@@ -277,7 +273,7 @@ class _Kernels:
         if dot_site(kernel) is not None:
             return product_sources(
                 kernel,
-                self.gpu,
+                self.limits.gpu,
                 most=MOST_WAYS if self.tune else 1,
                 unaligned=self.unaligned,
                 tf32=self.tf32,

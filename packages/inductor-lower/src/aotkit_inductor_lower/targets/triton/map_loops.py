@@ -43,7 +43,7 @@ from ...kernel_ir.nodes import LOOP_KINDS, Kernel, Loop, LoopMap, Stmt, Tail
 from ...kernel_ir.walk import PerfectNest, memories, nested, perfect_nests
 from ...ops.dtypes import ATOMIC
 from ...symbolic import Expr, Symbol
-from .records import Config
+from .records import Config, Gpu
 from .sectors import loads_odd_rows, moved_bytes, narrowest
 from .walked_rows import walked_loop
 
@@ -52,6 +52,7 @@ __all__ += ["map_to", "next_power_of_two", "size_hint"]
 
 SIZE_HINT = 4096  # what an unknown size counts as
 BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
+_HOPPER = Gpu()
 _RUN = 128  # bytes that a tile takes of each row of columns
 _FEWEST = 256  # elements that a walk takes at once
 _FEW_ROWS = 512  # do not fill a device with a warp each
@@ -62,12 +63,13 @@ _WORTH = 0.95  # rows are read in pieces where that moves less than this share
 @dataclass(frozen=True, slots=True)
 class TileLimits:
     """``row``: the longest row that is held as a whole. ``pointwise``, ``reduction``: elements of a tile. ``together``:
-    small kernels share launches, unless they are tuned."""
+    small kernels share launches, unless they are tuned. ``gpu``: what the tiles of products are chosen for."""
 
     row: int = 8192
     pointwise: int = 1024
     reduction: int = 4096
     together: bool = False
+    gpu: Gpu = _HOPPER
 
 
 def next_power_of_two(n: int) -> int:

@@ -24,28 +24,14 @@ from typing import Literal
 
 from ...symbolic import Expr
 from .map_loops import next_power_of_two, size_hint
-from .records import Config
+from .records import Config, Gpu
 
-__all__ = ["STEP", "Gpu", "ProductTile", "Sizes", "Walk", "ranked"]
+__all__ = ["STEP", "ProductTile", "Sizes", "Walk", "ranked"]
 
 Walk = Literal["", "flat", "warps"]
 
-_SHARED = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # KiB of an instance
 _HOPPER = 90
 _WARPS, _REGISTERS = 64, 65536  # of a multiprocessor
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """``arch``: 90 for sm_90. ``processors``: multiprocessors."""
-
-    arch: int = _HOPPER
-    processors: int = 132
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory that an instance may have."""
-        return _SHARED.get(self.arch, 99) * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,25 @@ from dataclasses import dataclass, field
 from ...ir import DType
 from ...symbolic import Expr, to_expr
 
-__all__ = ["DESCRIPTOR_BYTES", "Config", "Cubin", "KernelArgument", "KernelSource", "KnownMemory", "TritonKernel"]
+__all__ = ["DESCRIPTOR_BYTES", "Config", "Cubin", "Gpu", "KernelArgument", "KernelSource", "KnownMemory"]
+__all__ += ["TritonKernel"]
 
 _NOTHING = to_expr(0)
 DESCRIPTOR_BYTES = 128
+_SHARED = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # KiB of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """``arch``: 90 for sm_90. ``processors``: multiprocessors."""
+
+    arch: int = 90
+    processors: int = 132
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that an instance may have."""
+        return _SHARED.get(self.arch, 99) * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .checks import check_device
 from .choose import choose_form, shares_launches
 from .map_loops import TileLimits
-from .products import Gpu
+from .records import Gpu
 
 __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
@@ -124,6 +124,8 @@ class TritonTarget:
         if not self.interpreted:
             arch = check_device(self.id)
             made = f"tuned on {torch.cuda.get_device_name(self.id)}" if options.tune else f"sm_{arch}"
+            if options.contractions == "generated":
+                made += f" of {_processors(self.id)}"  # whose tiles are chosen
         shared = " shared" * shares_launches(options)
         return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)} numerics={options.numerics}{shared}"
 
@@ -142,22 +144,27 @@ class TritonTarget:
             program,
             kernels,
             device,
-            None if self.interpreted else check_device(device),
+            None if self.interpreted else self._gpu(options),
             tune=tune,
             tf32=self._tf32(options),
             options=options,
             observer=observer,
-            gpu=Gpu() if self.interpreted else self._gpu(),
         )
 
-    def _gpu(self) -> Gpu:
-        found = torch.cuda.get_device_properties(self.id)
-        return Gpu(check_device(self.id), found.multi_processor_count)
+    def _gpu(self, options: LowerOptions) -> Gpu:
+        """What tiles of products are chosen for; of how many multiprocessors, where products are generated."""
+        arch = check_device(self.id)
+        return Gpu(arch, _processors(self.id)) if options.tune or options.contractions == "generated" else Gpu(arch)
 
     def _tf32(self, options: LowerOptions) -> bool:
         """Whether products of float32 may lose bits."""
         chosen = options.tune and not self.interpreted
         return (chosen or options.contractions == "generated") and torch.backends.cuda.matmul.allow_tf32
+
+
+def _processors(device: str) -> int:
+    """Multiprocessors of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 #: The kernels are those of a CUDA device. Tensors are on the CPU, and so are ATen's calls: statistics are as wide as

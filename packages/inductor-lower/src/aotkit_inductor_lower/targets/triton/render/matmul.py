@@ -16,8 +16,8 @@ from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import bits, is_half
 from ....symbolic import Expr, Symbol, floordiv, product, to_expr
 from ..map_loops import map_to, size_hint
-from ..products import STEP, Gpu, ProductTile, Sizes, ranked
-from ..records import DESCRIPTOR_BYTES, KernelArgument, KernelSource
+from ..products import STEP, ProductTile, Sizes, ranked
+from ..records import DESCRIPTOR_BYTES, Gpu, KernelArgument, KernelSource
 from .body import End
 from .factors import Factor, factors_of
 from .indices import identifier
