@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +49,8 @@ __all__ = ["CASES", "Case", "Way", "main", "ways"]
 NO_DEVICE = "no CUDA device on this machine: generated matrix products were not measured"
 Graph = Callable[..., Any]
 BF16 = torch.bfloat16
+WALKS = ("", "flat", "warps")
+PATIENCE = 5.0  # seconds that a kernel may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Way:
     extents: dict[str, tuple[int, torch.dtype]]
     inputs: tuple[str, ...]
     result: str
+    walk: str = ""
     cubins: list[Cubin] = field(default_factory=list)
 
 
@@ -108,12 +113,11 @@ def _layer(rows: int, inner: int, columns: int, *, parts: Sequence[int] = (), ki
 
 
 CASES: tuple[Case, ...] = (
-    *_layer(8192, 768, 768, parts=(4, 8)),
+    *_layer(8192, 768, 768, kinds="fw", parts=(4, 8)),
     *_layer(8192, 768, 3072, parts=(2,)),
     *_layer(8192, 3072, 768, kinds="f"),
-    *_layer(8192, 1024, 2816, kinds="fw", parts=(2,)),
+    *_layer(8192, 1024, 2816, kinds="fw"),
     *_layer(8192, 2816, 1024, kinds="f"),
-    *_layer(8192, 1024, 256, kinds="f"),
     *_layer(8192, 768, 50257, kinds="f"),
     *_layer(8192, 768, 50264, kinds="fiw"),
     Case("bias, gelu 8192x768x3072", _gelu, ((8192, 768), (3072, 768), (3072,)), 2 * 8192 * 768 * 3072),
@@ -162,7 +166,7 @@ def ways(case: Case, gpu: Gpu, most: int) -> list[Way]:
     types = {b.name: getattr(torch, b.dtype) for b in program.buffers}
     extents = {name: (extent.constant or 0, types[name]) for name, extent in extents_of(program.buffers).items()}
     result = program.outputs[0].name  # type: ignore[union-attr]
-    choices = [product_sources(k, gpu, most=most) if dot_site(k) is not None else (emit_kernel(k),) for k in kernels]
+    choices = [_different(product_sources(k, gpu, most=50), most) if dot_site(k) else [emit_kernel(k)] for k in kernels]
     found = []
     for k in range(max(map(len, choices))):
         sources = tuple(each[min(k, len(each) - 1)] for each in choices)
@@ -173,8 +177,17 @@ def ways(case: Case, gpu: Gpu, most: int) -> list[Way]:
             f"{blocks['YBLOCK']}x{blocks['XBLOCK']}x{blocks['RBLOCK']} {config.num_warps}w{config.num_stages}s {walk}"
         )
         split = f"split {case.parts} " if case.parts > 1 else ""
-        found.append(Way(f"{split}{name}".strip(), sources, extents, tuple(program.inputs), result))
+        found.append(Way(f"{split}{name}".strip(), sources, extents, tuple(program.inputs), result, walk))
     return found
+
+
+def _different(sources: Sequence[KernelSource], most: int) -> list[KernelSource]:
+    """The first ``most``, and of those that differ in stages and warps only the first."""
+    found: dict[object, KernelSource] = {}
+    for source in sources:
+        walk = [word for word in ("flatten", "warp_specialize") if word in source.text]
+        found.setdefault(str((source.config.blocks[:3], walk)), source)
+    return list(found.values())[:most]
 
 
 class Bench:
@@ -186,6 +199,10 @@ class Bench:
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Median time of a call on the device."""
+        if self.device.type != "cuda":
+            started = time.perf_counter()
+            call()
+            return time.perf_counter() - started
         times = []
         for _ in range(self.repeats + 2):
             self.flush.zero_()
@@ -196,6 +213,17 @@ class Bench:
             times.append((before, after))
         torch.cuda.synchronize()
         return statistics.median(b.elapsed_time(a) / 1e3 for b, a in times[2:])
+
+    def wait(self) -> None:
+        """Until the device is done. Raises ``TimeoutError`` if that takes too long."""
+        if self.device.type != "cuda":
+            return
+        done, until = torch.cuda.Event(), time.monotonic() + PATIENCE
+        done.record()
+        while not done.query():
+            if time.monotonic() > until:
+                raise TimeoutError(f"a kernel takes more than {PATIENCE:.0f} s")
+            time.sleep(1e-4)
 
     def prepared(self, way: Way, args: Sequence[torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """What launches a way, and the memory of its result."""
@@ -243,32 +271,62 @@ def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
     return most / float(want.abs().max())
 
 
-def measured(case: Case, own: Sequence[Way], bench: Bench, show: int) -> str:
-    """A line of the table."""
-    g = torch.Generator("cuda").manual_seed(0)
-    args = [torch.randn(shape, generator=g, device="cuda").to(BF16) for shape in case.shapes]
+@dataclass(slots=True)
+class Row:
+    """What is known of a case: ATen's time and error, and ``times``: seconds, error and name of each way."""
+
+    case: Case
+    ways: list[Way]
+    aten: float = float("inf")
+    error: float = 0.0
+    times: list[tuple[float, float, str]] = field(default_factory=list)
+
+    def line(self, show: int) -> str:
+        """A line of the table."""
+        head = f"{self.case.name} | {self.aten * 1e6:.1f}"
+        if not self.times:
+            return f"{head} | nothing ran"
+        ranking = sorted(self.times)
+        chosen = next((each for each in self.times if each[2] == self.ways[0].name), ranking[-1])
+        tera = f"{self.case.flops / self.aten / 1e12:.0f} / {self.case.flops / ranking[0][0] / 1e12:.0f}"
+        errors = f"{self.error:.1e} / {max(error for _, error, _ in self.times):.1e}"
+        best = ", ".join(f"{took * 1e6:.1f} {name}" for took, _, name in ranking[:show])
+        rule = f"{chosen[0] * 1e6:.1f} {chosen[2]}"
+        return f"{head} | {rule} | {self.aten / ranking[0][0]:.2f} | {tera} | {errors} | {best}"
+
+
+def measure(row: Row, walk: str, bench: Bench) -> None:
+    """The ways of a row that walk so."""
+    own = [way for way in row.ways if way.walk == walk]
+    if not own:
+        return
+    case, g = row.case, torch.Generator(bench.device).manual_seed(0)
+    args = [torch.randn(shape, generator=g, device=bench.device).to(BF16) for shape in case.shapes]
     torch.backends.cuda.matmul.allow_tf32 = False
     want = case.graph(*(a.float() for a in args))
-    aten = bench.seconds(lambda: case.graph(*args))
-    worst, times = error_of(case.graph(*args), want), list[tuple[float, float, str]]()
+    row.aten = min(row.aten, bench.seconds(lambda: case.graph(*args)))
+    row.error = error_of(case.graph(*args), want)
     for way in own:
         try:
             launch, result = bench.prepared(way, args)
             launch()
-            torch.cuda.synchronize()
-            error = error_of(result.view(want.shape), want)
-            times.append((bench.seconds(launch), error, way.name))
+            bench.wait()
+            row.times.append((bench.seconds(launch), error_of(result.view(want.shape), want), way.name))
         except TritonError as problem:
-            print(f"  {case.name} | {way.name}: {problem}")
-    aten = min(aten, bench.seconds(lambda: case.graph(*args)))
-    if not times:
-        return f"{case.name} | {aten * 1e6:.1f} | nothing runs"
-    chosen, ranking = times[0], sorted(times)
-    tera = f"{case.flops / aten / 1e12:.0f} / {case.flops / ranking[0][0] / 1e12:.0f}"
-    errors = f"{worst:.1e} / {max(error for _, error, _ in times):.1e}"
-    best = ", ".join(f"{took * 1e6:.1f} {name}" for took, _, name in ranking[:show])
-    rule = f"{chosen[0] * 1e6:.1f} {chosen[2]}"
-    return f"{case.name} | {aten * 1e6:.1f} | {rule} | {aten / ranking[0][0]:.2f} | {tera} | {errors} | {best}"
+            print(f"{case.name} | {way.name}: {problem}")
+    row.aten = min(row.aten, bench.seconds(lambda: case.graph(*args)))
+
+
+def measure_all(rows: Sequence[Row], bench: Bench) -> bool:
+    """Plain ways first: one that the device does not survive ends the process. Whether none did."""
+    for walk in WALKS:
+        for row in rows:
+            try:
+                measure(row, walk, bench)
+            except (RuntimeError, TimeoutError) as problem:
+                print(f"{row.case.name} | {walk or 'no walk'}: {type(problem).__name__}: {str(problem)[:300]}")
+                return False
+    return True
 
 
 def compile_ways(every: Sequence[Sequence[Way]], arch: int, compiler: Compiler) -> tuple[int, list[str]]:
@@ -288,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name this regular expression is found in")
-    parser.add_argument("--most", type=int, default=9, help="tiles of each product")
+    parser.add_argument("--most", type=int, default=6, help="tiles of each product")
     parser.add_argument("--show", type=int, default=9, help="tiles in a line of the table")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--workers", type=int, default=16, help="processes that compile")
@@ -303,19 +361,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{facts.name}, {gpu.processors} multiprocessors, torch {torch.__version__}")
     cases = [case for case in CASES if re.search(options.only, case.name)]
     started = time.perf_counter()
-    every = [ways(case, gpu, options.most if case.parts == 1 else 5) for case in cases]
+    every = [ways(case, gpu, options.most if case.parts == 1 else min(4, options.most)) for case in cases]
     lowering = time.perf_counter() - started
     count, failed = compile_ways(every, gpu.arch, compile_by(shared_workers(options.workers)))
     print(f"lowered in {lowering:.1f} s, {count} kernels compiled in {time.perf_counter() - started - lowering:.1f} s")
     for line in failed:
         print(f"does not compile: {line}")
     bench = Bench(CudaDriver("cuda:0"), options.repeats)
-    print("product | ATen us | chosen us | ATen / best | TFLOP/s ATen / best | error ATen / ours | tiles")
-    joined: dict[str, tuple[Case, list[Way]]] = {}
+    rows: dict[str, Row] = {}
     for case, own in zip(cases, every, strict=True):
-        joined.setdefault(case.name, (case, []))[1].extend(w for w in own if len(w.cubins) == len(w.sources))
-    for case, own in joined.values():
-        print(measured(case, own, bench, options.show), flush=True)
+        whole = [way for way in own if len(way.cubins) == len(way.sources)]
+        rows.setdefault(case.name, Row(case, [])).ways.extend(whole)
+    survived = measure_all(list(rows.values()), bench)
+    print("product | ATen us | chosen us | ATen / best | TFLOP/s ATen / best | error ATen / ours | tiles")
+    for row in rows.values():
+        print(row.line(options.show), flush=True)
+    if not survived:
+        sys.stdout.flush()
+        os._exit(1)  # an ordinary end would wait for the device
     return 0
 
 

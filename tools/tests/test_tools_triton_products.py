@@ -8,7 +8,7 @@ import torch
 from aotkit_inductor_lower.targets.triton import Cubin
 from aotkit_inductor_lower.targets.triton.drivers import InterpreterDriver
 from aotkit_inductor_lower.targets.triton.records import Gpu
-from tools.bench.triton_products import CASES, Bench, Case, error_of, main, ways
+from tools.bench.triton_products import CASES, Bench, Case, Row, main, measure_all, ways
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -20,21 +20,38 @@ def small(case: Case) -> Case:
     return Case(case.name, case.graph, shapes, case.flops, case.parts)
 
 
+def interpreted(case: Case) -> Row:
+    """A case with three ways, which need no compiler."""
+    row = Row(case, ways(case, Gpu(processors=2), 3))
+    for way in row.ways:
+        assert (len(way.sources) == 2) == (case.parts > 1)
+        way.cubins.extend(Cubin(s.name, b"", 90, 0, 32, 0, s.config) for s in way.sources)
+    return row
+
+
 @pytest.mark.parametrize(
     "case", [c for c in CASES if "8192x768x3072" in c.name or "weight" in c.name or "257" in c.name]
 )
 def test_each_way_computes_its_case(case: Case) -> None:
-    case = small(case)
+    row = interpreted(small(case))
+    assert measure_all([row], Bench(InterpreterDriver(), 1))
+    assert len(row.times) == len(row.ways) == 3
+    assert max(error for _, error, _ in row.times) < 1e-2 and row.error < 1e-2
+    assert row.line(3).count(" | ") == 6 and row.ways[0].name in row.line(3)
+
+
+def test_what_the_device_does_not_survive_ends_the_run_with_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = interpreted(small(CASES[0]))
     bench = Bench(InterpreterDriver(), 1)
-    g = torch.Generator().manual_seed(0)
-    args = [torch.randn(shape, generator=g).to(torch.bfloat16) for shape in case.shapes]
-    want = case.graph(*(a.float() for a in args))
-    for way in ways(case, Gpu(processors=2), 3):
-        assert (len(way.sources) == 2) == (case.parts > 1)
-        way.cubins.extend(Cubin(s.name, b"", 90, 0, 32, 0, s.config) for s in way.sources)
-        launch, result = bench.prepared(way, args)
-        launch()
-        assert error_of(result.view(want.shape), want) < 1e-2
+
+    def wait(self: Bench) -> None:
+        raise TimeoutError("a kernel takes more than 5 s")
+
+    monkeypatch.setattr(Bench, "wait", wait)
+    assert not measure_all([row], bench)
+    assert "TimeoutError: a kernel takes" in capsys.readouterr().out and "nothing ran" in row.line(3)
 
 
 def test_without_a_device_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
