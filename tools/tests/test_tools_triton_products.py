@@ -35,7 +35,7 @@ def interpreted(case: Case) -> Row:
 def test_each_way_computes_its_case(case: Case) -> None:
     row = interpreted(small(case))
     assert measure_all([row], Bench(InterpreterDriver(), 1))
-    assert len(row.times) == len(row.ways) == 3
+    assert len(row.times) == len(row.ways) > 0
     assert max(error for _, error, _ in row.times) < 1e-2 and row.error < 1e-2
     assert row.line(3).count(" | ") == 6 and row.ways[0].name in row.line(3)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_to_program, decompositions
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
 from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.ir import DType
 from aotkit_inductor_lower.kernel_ir.nodes import Kernel
-from aotkit_inductor_lower.kernel_passes.linearize import linearize
+from aotkit_inductor_lower.kernel_passes.linearize import extents_of, linearize
 from aotkit_inductor_lower.kernel_passes.normal_form import normalize
-from aotkit_inductor_lower.targets.triton import compile_kernel, resource_facts
+from aotkit_inductor_lower.targets.triton import TritonError, compile_kernel, kernels_of, resource_facts
+from aotkit_inductor_lower.targets.triton.compile import vector_bytes
+from aotkit_inductor_lower.targets.triton.harness import harness_text
 from aotkit_inductor_lower.targets.triton.jit import interpret_kernel
-from aotkit_inductor_lower.targets.triton.products import Gpu, ProductTile
-from aotkit_inductor_lower.targets.triton.render.matmul import dot_site, emit_matmul
+from aotkit_inductor_lower.targets.triton.products import ProductTile, Sizes, Walk, ranked
+from aotkit_inductor_lower.targets.triton.records import Gpu
+from aotkit_inductor_lower.targets.triton.render.matmul import dot_site, emit_matmul, product_sources
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -157,7 +162,7 @@ LARGE: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
     "linear": (linear, [(8192, 768), (3072, 768)]),
     "odd columns": (linear, [(8192, 768), (50257, 768)]),
     "input gradient": (input_gradient, [(8192, 3072), (3072, 768)]),
-    "weight gradient": (weight_gradient, [(8192, 768), (8192, 768)]),
+    "weight gradient": (weight_gradient, [(8192, 3072), (8192, 3072)]),
     "followed": (followed, [(8192, 768), (3072, 768), (3072,), (8192, 3072)]),
 }
 
@@ -173,10 +178,100 @@ def widths(ptx: str) -> set[int]:
 def test_pieces_of_factors_are_copied_sixteen_bytes_a_thread(case: str) -> None:
     f, shapes = LARGE[case]
     kernel = product_of(lower(f, empty(*shapes), disable=("pad-products",)))
-    source = emit_matmul(kernel, ProductTile(128, 256, 64, 8, 3))
-    assert "int64" not in source.text.split("XBLOCK")[1] and "tl.where" not in source.text
+    wide = case in ("linear", "input gradient", "weight gradient")
+    source = emit_matmul(kernel, ProductTile(128, 256 if wide else 128, 64, 8, 3))
+    assert "int64" not in source.text and "tl.where" not in source.text
     cubin = compile_kernel(source, 90, keep_ptx=True)
     facts = resource_facts(cubin)
     assert facts.spills == facts.stack == 0
     assert "wgmma.mma_async" in cubin.ptx and widths(cubin.ptx) == {16}
     assert "ld.global" not in cubin.ptx or case == "followed"
+    assert set(vector_bytes(cubin.ptx, "st")) == ({2} if case == "odd columns" else {16})
+    older = compile_kernel(source, 80, keep_ptx=True) if case == "linear" else None
+    assert older is None or ("mma.sync" in older.ptx and widths(older.ptx) == {16})
+
+
+@pytest.mark.parametrize("walk", ["flat", "warps"])
+@pytest.mark.parametrize("case", ["linear", "weight gradient", "odd columns"])
+def test_a_walk_has_its_factors_copied_by_the_device(case: str, walk: Walk) -> None:
+    f, shapes = LARGE[case]
+    kernel = product_of(lower(f, empty(*shapes), disable=("pad-products",)))
+    source = emit_matmul(kernel, ProductTile(128, 256, 64, 4 if walk == "warps" else 8, 3, walk))
+    cubin = compile_kernel(source, 90, keep_ptx=True)
+    facts = resource_facts(cubin)
+    assert facts.spills == facts.stack == 0
+    assert "wgmma.mma_async" in cubin.ptx and "cp.async.bulk.tensor.2d" in cubin.ptx and not widths(cubin.ptx)
+    assert ("setmaxnreg" in cubin.ptx) == (walk == "warps") and cubin.threads == (384 if walk == "warps" else 256)
+    (descriptors,) = (a for a in source.arguments if a.kind == "descriptors")
+    assert source.arguments[-1] is descriptors and cubin.hidden == 1
+    assert descriptors.extent == 2 * 128 // 8 * 132 and [str(size) for size, _ in source.grid] == ["132"]
+
+
+def test_a_script_of_a_walk_gives_it_memory_for_descriptors() -> None:
+    lowered = lower(linear, empty((200, 96), (304, 96)))
+    extents = extents_of(lowered.scheduled.buffers)
+    tiles = (ProductTile(128, 128, 64, 4, 3, walk) for walk in ("flat", ""))
+    texts = [harness_text(emit_matmul(product_of(lowered), tile), extents) for tile in tiles]
+    assert ["triton.set_allocator(memory)" in text for text in texts] == [True, False]
+    assert [compile(text, "script", "exec") is not None for text in texts] == [True, True]
+
+
+def test_memory_that_a_kernel_does_not_get_is_refused() -> None:
+    kernel = product_of(lower(linear, empty((8192, 768), (3072, 768))))
+    source = emit_matmul(kernel, ProductTile(128, 128, 64, 4, 3, "flat"))
+    with pytest.raises(TritonError, match="asks for scratch memory of its own"):
+        compile_kernel(replace(source, arguments=source.parameters), 90)
+
+
+# -- which tile ----------------------------------------------------------------------------------------------------
+
+
+def test_ways_that_are_compared_take_the_same_arguments_and_fit_the_device() -> None:
+    kernel = product_of(lower(linear, empty((8192, 768), (3072, 768))))
+    made = product_sources(kernel, most=10)
+    assert len(made) == 10 and len({s.arguments for s in made}) == 1 and made[0].arguments[-1].kind == "descriptors"
+    assert {"make_tensor_descriptor" in s.text for s in made} == {True, False}
+    old = product_sources(kernel, Gpu(86, 84), most=10)
+    assert all("descriptor" not in s.text for s in old)
+    assert all(compile_kernel(s, 86).shared <= Gpu(86).shared for s in old[:2])
+
+
+def test_large_products_get_large_tiles_and_small_ones_enough_of_them() -> None:
+    def tiles(sizes: Sizes) -> int:
+        best = ranked(sizes, Gpu(), described=True)[0]
+        return -(-sizes.rows // best.rows) * -(-sizes.columns // best.columns) * sizes.count
+
+    large = ranked(Sizes(1, 8192, 3072, 768), Gpu(), described=True)[0]
+    assert large.rows * large.columns >= 128 * 256
+    assert tiles(Sizes(1, 1024, 1024, 1024)) >= 60
+    few = ranked(Sizes(1, 8, 4096, 4096), Gpu(), described=True)[0]
+    assert few.rows <= 32
+    single = ranked(Sizes(1, 1024, 1024, 1024, factor_bytes=4), Gpu(), described=False)[0]
+    assert not single.walk and single.shared(4) <= Gpu().shared
+
+
+# -- sums in parts -------------------------------------------------------------------------------------------------
+
+
+def scaled_gradient(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A weight's gradient, with something after it."""
+    return ((g.t() @ x) * 0.5 + w,)
+
+
+def test_a_long_sum_of_few_tiles_is_computed_in_parts_and_repeats() -> None:
+    g = torch.Generator().manual_seed(0)
+    args = [torch.randn(shape, generator=g).to(BF16) for shape in ((4096, 72), (4096, 40), (72, 40))]
+    lowered = lower(scaled_gradient, args)
+    product, rest = kernels_of(lowered.program)
+    assert "tl.dot" in product.source.text and "tl.dot" not in rest.source.text
+    assert "atomic" not in product.source.text + rest.source.text
+    assert [a.dtype for a in product.source.arguments if a.written and a.kind == "pointer"] == [DType.F32]
+    bound = bind_program(lowered.program)
+    first, second = (bound(list(args))[0] for _ in range(2))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, *scaled_gradient(*args), rtol=1.6e-2, atol=0.1)
+
+
+def test_a_product_of_enough_tiles_is_whole() -> None:
+    lowered = lower(scaled_gradient, empty((4096, 2048), (4096, 1024), (2048, 1024)))
+    assert len(kernels_of(lowered.program)) == 1

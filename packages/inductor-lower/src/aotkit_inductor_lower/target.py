@@ -25,7 +25,7 @@ from .ops.dtypes import DType
 from .options import LowerOptions
 
 __all__ = ["HOST", "HOST_SPLITS", "NO_MACHINE", "Capabilities", "Choice", "CompileCall", "Measure", "NoMachine"]
-__all__ += ["SplitPolicy", "Target", "choose_on_host", "on_host"]
+__all__ += ["ProductSplit", "SplitPolicy", "Target", "choose_on_host", "on_host"]
 
 #: Seconds of ATen's call of a product, and of the kernels generated for it.
 Measure = Callable[[ExternCall, Mapping[str, Buffer]], tuple[float, float]]
@@ -90,6 +90,17 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductSplit:
+    """When sums of matrix products are cut, see Note [Parts of a product's sum]: as long as there are fewer tiles,
+    ``side`` by ``side``, than ``units``. A part is a multiple of ``step`` long, and no shorter than ``shortest``."""
+
+    units: int
+    side: int = 128
+    step: int = 64
+    shortest: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
 class SplitPolicy:
     """How reductions of few results, which would keep a machine idle, are shared out; see Note [Chunks of a reduction].
 
@@ -101,7 +112,8 @@ class SplitPolicy:
     of a row from which each pass over it is a kernel of its own. ``assume``: what an unknown number of results counts
     as; ``None``: such a nest has enough. ``interleaves``: rows of few columns are taken several at once, which fills
     vectors. ``walked``: rows that one unit walks over where it sums their columns beside, in registers, which hold
-    ``longest_walked`` elements of a row; 0: the sums lie in memory, and chunks are long.
+    ``longest_walked`` elements of a row; 0: the sums lie in memory, and chunks are long. ``product``: products of
+    matrices are cut so; ``None``: as any sum.
     """
 
     units: int
@@ -116,6 +128,7 @@ class SplitPolicy:
     interleaves: bool = False
     walked: int = 0
     longest_walked: int = 0
+    product: ProductSplit | None = None
 
 
 @dataclass(frozen=True, slots=True)

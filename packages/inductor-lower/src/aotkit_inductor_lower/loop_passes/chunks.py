@@ -9,6 +9,7 @@ from ..ir import Buffer, LoopNest, Range, Stage
 from ..ir.walk import loads
 from ..symbolic import Expr, Symbol, estimate, floordiv, product, smax, to_expr
 from ..target import SplitPolicy
+from .product_chunks import is_product, product_chunks
 from .rfactor import ReductionSplit, arg_reduces
 
 __all__ = ["choose_chunks", "goes_along", "result_count", "size_or", "unit_count"]
@@ -20,6 +21,8 @@ def choose_chunks(
     nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy
 ) -> ReductionSplit | None:
     """How ``stage`` is cut, if that pays."""
+    if policy.product is not None and is_product(nest, stage):
+        return product_chunks(nest, stage, policy.product)
     if policy.chunk is None:
         return _as_many_as_units(nest, stage, buffers, policy)
     return _of_fixed_length(nest, stage, buffers, policy, policy.chunk)

@@ -14,7 +14,7 @@ from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
 from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
-from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
+from ...target import Capabilities, Choice, CompileCall, Measure, ProductSplit, SplitPolicy
 from .checks import check_device
 from .choose import choose_form, shares_launches
 from .map_loops import TileLimits
@@ -36,6 +36,7 @@ SPLITS = SplitPolicy(
     assume=4096,
     walked=16,
     longest_walked=TileLimits().row,
+    product=ProductSplit(units=128),
 )
 
 
