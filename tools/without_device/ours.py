@@ -47,7 +47,7 @@ def graph_of(part: str, program: CompiledProgram, steps: Any = ()) -> Graph:
             source = contents.kernels[launch.kernel].source
             given = {
                 argument_name(a): _argument(argument_name(a), a, buffers[slot])
-                for a, slot in zip(source.arguments, launch.slots, strict=True)
+                for a, slot in zip(source.parameters, launch.slots, strict=False)
             }
             blocks = dict(source.config.blocks)
             choice = Choice((counts[launch.grid],), blocks, 32 * source.config.num_warps, _maker(source))

@@ -75,9 +75,9 @@ def followed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor)
     return (F.gelu(F.linear(x, w, b)) + r,)
 
 
-def cast_before(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A weight that is kept in float32."""
-    return (F.linear(x, w.to(BF16)),)
+def computed_before(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Something is computed of a factor."""
+    return (F.linear(torch.relu(x) * 2, w),)
 
 
 TILES = (
@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
     "input gradient": (input_gradient, [(136, 104), (104, 264)]),
     "weight gradient": (weight_gradient, [(120, 136), (120, 264)]),
     "of transposed": (of_transposed, [(72, 136), (264, 72)]),
+    "computed before": (computed_before, [(136, 72), (264, 72)]),
     "followed": (followed, [(136, 64), (264, 64), (264,), (136, 264)]),
 }
 
@@ -106,13 +107,22 @@ def test_each_tile_computes_the_product(case: str, tile: ProductTile) -> None:
     lowered = lower(f, args)
     kernel = product_of(lowered)
     source = emit_matmul(kernel, tile, Gpu(processors=2))  # so that instances walk over several tiles
-    assert ("make_tensor_descriptor" in source.text) == bool(tile.walk)
+    assert ("make_tensor_descriptor" in source.text) == (bool(tile.walk) and case != "computed before")
     (want,) = f(*args)
     result = next(a.name for a in source.arguments if a.written and a.kind == "pointer")
     given = {a.name: t for a, t in zip((a for a in source.parameters if not a.written), args, strict=True)}
     got = torch.full_like(want, 7.0)
     interpret_kernel(source, given | {result: got})
     torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1.6e-2)
+
+
+def test_what_is_computed_of_a_factor_is_computed_as_it_is_loaded() -> None:
+    kernel = product_of(lower(computed_before, empty((8192, 768), (3072, 768))))
+    source = emit_matmul(kernel, ProductTile(128, 128, 64, 8, 3, "flat"))
+    assert "descriptor" not in source.text
+    cubin = compile_kernel(source, 90, keep_ptx=True)
+    assert "wgmma.mma_async" in cubin.ptx and widths(cubin.ptx) == {16}
+    assert resource_facts(cubin).stack == 0
 
 
 def heads(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
