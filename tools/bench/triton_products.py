@@ -49,7 +49,8 @@ __all__ = ["CASES", "Case", "Way", "main", "ways"]
 NO_DEVICE = "no CUDA device on this machine: generated matrix products were not measured"
 Graph = Callable[..., Any]
 BF16 = torch.bfloat16
-WALKS = ("", "flat", "warps")
+DISABLED = ("pad-products", "split-reductions")  # a case says itself what it is
+WALKS = ("", "walk")
 PATIENCE = 5.0  # seconds that a kernel may take
 
 
@@ -137,7 +138,7 @@ def lowered(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> Compiled:
     """A graph for a CUDA device, lowered without one."""
     args = [torch.empty(shape, dtype=BF16) for shape in shapes]
     traced = make_fx(lambda *a: (graph(*a),), decompositions(), tracing_mode="fake")(*args)
-    options = LowerOptions(processor="triton-interpreter", contractions="generated", disable=("pad-products",))
+    options = LowerOptions(processor="triton-interpreter", contractions="generated", disable=DISABLED)
     found = compile_to_program(traced, options=options)
     assert isinstance(found, Compiled)
     return found
@@ -172,7 +173,7 @@ def ways(case: Case, gpu: Gpu, most: int) -> list[Way]:
         sources = tuple(each[min(k, len(each) - 1)] for each in choices)
         tiled = next(s for s in sources if "YBLOCK" in dict(s.config.blocks))
         blocks, config = dict(tiled.config.blocks), tiled.config
-        walk = "warps" if "warp_specialize" in tiled.text else "flat" if "flatten" in tiled.text else ""
+        walk = "walk" if "flatten" in tiled.text else ""
         name = (
             f"{blocks['YBLOCK']}x{blocks['XBLOCK']}x{blocks['RBLOCK']} {config.num_warps}w{config.num_stages}s {walk}"
         )
@@ -185,8 +186,7 @@ def _different(sources: Sequence[KernelSource], most: int) -> list[KernelSource]
     """The first ``most``, and of those that differ in stages and warps only the first."""
     found: dict[object, KernelSource] = {}
     for source in sources:
-        walk = [word for word in ("flatten", "warp_specialize") if word in source.text]
-        found.setdefault(str((source.config.blocks[:3], walk)), source)
+        found.setdefault((source.config.blocks[:3], "flatten" in source.text), source)
     return list(found.values())[:most]
 
 
@@ -346,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name this regular expression is found in")
-    parser.add_argument("--most", type=int, default=6, help="tiles of each product")
+    parser.add_argument("--most", type=int, default=7, help="tiles of each product")
     parser.add_argument("--show", type=int, default=9, help="tiles in a line of the table")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--workers", type=int, default=16, help="processes that compile")

@@ -64,6 +64,22 @@ def test_what_all_instances_read_counts_once() -> None:
     assert traced.bytes_of("load") == 64000 * 4 + 64 * 4 and traced.bytes_of("store") == 64000 * 4
 
 
+def test_pieces_that_the_device_copies_are_counted() -> None:
+    text = "def product(a, b, out):\n"
+    text += "    left = tl.make_tensor_descriptor(a, [100, 96], [96, 1], [64, 32])\n"
+    text += "    right = tl.make_tensor_descriptor(b, [96, 64], [64, 1], [32, 64])\n"
+    text += "    row = tl.program_id(0) * 64\n"
+    text += "    acc = tl.full([64, 64], 0.0, tl.float32)\n"
+    text += "    for k in tl.range(0, 96, 32, flatten=True):\n"
+    text += "        acc = tl.dot(left.load([row, k]), right.load([k, 0]), acc)\n"
+    text += "    at = row + tl.arange(0, 64)[:, None]\n"
+    text += "    tl.store(out + (at * 64 + tl.arange(0, 64)[None, :]), acc, at < 100)\n"
+    memory = {n: Argument(n, 2, size, True) for n, size in (("a", 9600), ("b", 6144), ("out", 6400))}
+    traced = trace(defined(text, "product"), memory, (2,), {})
+    loads = {a.argument: a.needed for a in traced.accesses if a.kind == "load"}
+    assert loads == {"a": 19200, "b": 12288} and traced.bytes_of("store") == 12800
+
+
 PTX = """
 	.loc	1 12 30
 	ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];

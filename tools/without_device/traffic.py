@@ -126,6 +126,26 @@ class Pointer:
 
 
 @dataclass(slots=True)
+class Described:
+    """A matrix of which the device copies pieces: what is outside of it is not read."""
+
+    recorder: Recorder
+    base: Pointer
+    shape: Sequence[int]
+    strides: Sequence[int]
+    block: Sequence[int]
+
+    def load(self, places: Sequence[Any]) -> Array:
+        """A piece, at a place."""
+        steps = [np.arange(n, dtype=np.int64) for n in self.block]
+        rows, columns = (int(place) + step for place, step in zip(places, steps, strict=True))
+        inside = (rows < self.shape[0])[:, None] & (columns < self.shape[1])[None, :]
+        offsets = rows[:, None] * self.strides[0] + columns[None, :] * self.strides[1]
+        self.recorder.access("load", sys._getframe(1).f_lineno, self.base + offsets, inside)
+        return _array(np.ones((1, 1)))
+
+
+@dataclass(slots=True)
 class _Site:
     """Sectors and elements that one program instance has asked for at a place of the text."""
 
@@ -238,6 +258,11 @@ class _Language:
         if pointer.argument.floats:
             return _array(np.ones((1,) * len(shape)))
         return _array(self._recorder.random.integers(0, 1000, shape))
+
+    def make_tensor_descriptor(
+        self, base: Pointer, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]
+    ) -> Described:
+        return Described(self._recorder, base, shape, strides, block)
 
     def store(self, pointer: Pointer, value: Any, mask: Any = None, **_: Any) -> None:
         self._recorder.access("store", sys._getframe(1).f_lineno, pointer, mask)

@@ -22,9 +22,10 @@ from aotkit_inductor_lower.targets.triton import TritonError, compile_kernel, ke
 from aotkit_inductor_lower.targets.triton.compile import vector_bytes
 from aotkit_inductor_lower.targets.triton.harness import harness_text
 from aotkit_inductor_lower.targets.triton.jit import interpret_kernel
-from aotkit_inductor_lower.targets.triton.products import ProductTile, Sizes, Walk, ranked
+from aotkit_inductor_lower.targets.triton.products import ProductTile, Sizes, ranked
 from aotkit_inductor_lower.targets.triton.records import Gpu
 from aotkit_inductor_lower.targets.triton.render.matmul import dot_site, emit_matmul, product_sources
+from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER, cuda_capabilities
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -81,8 +82,8 @@ def computed_before(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...
 
 
 TILES = (
-    ProductTile(128, 256, 64, 4, 3, "warps"),
-    ProductTile(128, 128, 64, 8, 3, "flat", group=2),
+    ProductTile(128, 256, 64, 8, 3, walks=True),
+    ProductTile(128, 128, 64, 8, 3, walks=True, group=2),
     ProductTile(128, 64, 32, 4, 3, group=2),
     ProductTile(32, 64, 32, 2, 2, group=3),
 )
@@ -97,7 +98,7 @@ CASES: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns} {tile.walk}".strip())
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}{' walk' * tile.walks}")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.covers("F5e.4")
 def test_each_tile_computes_the_product(case: str, tile: ProductTile) -> None:
@@ -107,7 +108,7 @@ def test_each_tile_computes_the_product(case: str, tile: ProductTile) -> None:
     lowered = lower(f, args)
     kernel = product_of(lowered)
     source = emit_matmul(kernel, tile, Gpu(processors=2))  # so that instances walk over several tiles
-    assert ("make_tensor_descriptor" in source.text) == (bool(tile.walk) and case != "computed before")
+    assert ("make_tensor_descriptor" in source.text) == (bool(tile.walks) and case != "computed before")
     (want,) = f(*args)
     result = next(a.name for a in source.arguments if a.written and a.kind == "pointer")
     given = {a.name: t for a, t in zip((a for a in source.parameters if not a.written), args, strict=True)}
@@ -118,7 +119,7 @@ def test_each_tile_computes_the_product(case: str, tile: ProductTile) -> None:
 
 def test_what_is_computed_of_a_factor_is_computed_as_it_is_loaded() -> None:
     kernel = product_of(lower(computed_before, empty((8192, 768), (3072, 768))))
-    source = emit_matmul(kernel, ProductTile(128, 128, 64, 8, 3, "flat"))
+    source = emit_matmul(kernel, ProductTile(128, 128, 64, 8, 3, walks=True))
     assert "descriptor" not in source.text
     cubin = compile_kernel(source, 90, keep_ptx=True)
     assert "wgmma.mma_async" in cubin.ptx and widths(cubin.ptx) == {16}
@@ -141,7 +142,7 @@ def test_pieces_of_several_products_are_described_by_one_matrix(f: Graph, shape:
     g = torch.Generator().manual_seed(0)
     args = [torch.randn([n if k < 0 else k for k in shape], generator=g).to(BF16) for n in (136, 264)]
     lowered = lower(f, args)
-    source = emit_matmul(product_of(lowered), ProductTile(128, 128, 64, 4, 3, "flat"), Gpu(processors=3))
+    source = emit_matmul(product_of(lowered), ProductTile(128, 128, 64, 4, 3, walks=True), Gpu(processors=3))
     assert "make_tensor_descriptor" in source.text
     (want,) = f(*args)
     got = torch.full_like(want, 7.0)
@@ -152,7 +153,7 @@ def test_pieces_of_several_products_are_described_by_one_matrix(f: Graph, shape:
 
 
 def test_what_no_descriptor_can_say_is_loaded_by_pointers() -> None:
-    tile = ProductTile(128, 128, 64, 4, 3, "flat")
+    tile = ProductTile(128, 128, 64, 4, 3, walks=True)
     odd = product_of(lower(linear, empty((200, 97), (304, 97)), disable=("pad-products",)))
     computed = product_of(lower(lambda x, w: linear(torch.relu(x), w), empty((200, 96), (304, 96))))
     part = product_of(lower(heads, empty((200, 128), (264, 128))))
@@ -160,7 +161,7 @@ def test_what_no_descriptor_can_say_is_loaded_by_pointers() -> None:
         assert "descriptor" not in emit_matmul(kernel, tile).text
     assert "descriptor" in emit_matmul(part, tile).text
     # Steps of 48 through 64 numbers of a head: what is behind them is another head's.
-    assert "descriptor" not in emit_matmul(part, ProductTile(128, 128, 48, 4, 3, "flat")).text
+    assert "descriptor" not in emit_matmul(part, ProductTile(128, 128, 48, 4, 3, walks=True)).text
     kernel = product_of(lower(linear, empty((200, 96), (304, 96))))
     assert "descriptor" not in emit_matmul(kernel, tile, unaligned={"w_1"}).text
     assert "descriptor" in emit_matmul(kernel, tile, unaligned={"mm"}).text
@@ -201,26 +202,34 @@ def test_pieces_of_factors_are_copied_sixteen_bytes_a_thread(case: str) -> None:
     assert older is None or ("mma.sync" in older.ptx and widths(older.ptx) == {16})
 
 
-@pytest.mark.parametrize("walk", ["flat", "warps"])
 @pytest.mark.parametrize("case", ["linear", "weight gradient", "odd columns"])
-def test_a_walk_has_its_factors_copied_by_the_device(case: str, walk: Walk) -> None:
+def test_a_walk_has_its_factors_copied_by_the_device(case: str) -> None:
     f, shapes = LARGE[case]
     kernel = product_of(lower(f, empty(*shapes), disable=("pad-products",)))
-    source = emit_matmul(kernel, ProductTile(128, 256, 64, 4 if walk == "warps" else 8, 3, walk))
+    source = emit_matmul(kernel, ProductTile(128, 256, 64, 8, 3, walks=True))
     cubin = compile_kernel(source, 90, keep_ptx=True)
     facts = resource_facts(cubin)
     assert facts.spills == facts.stack == 0
     assert "wgmma.mma_async" in cubin.ptx and "cp.async.bulk.tensor.2d" in cubin.ptx and not widths(cubin.ptx)
-    assert ("setmaxnreg" in cubin.ptx) == (walk == "warps") and cubin.threads == (384 if walk == "warps" else 256)
     (descriptors,) = (a for a in source.arguments if a.kind == "descriptors")
     assert source.arguments[-1] is descriptors and cubin.hidden == 1
     assert descriptors.extent == 2 * 128 // 8 * 132 and [str(size) for size, _ in source.grid] == ["132"]
 
 
+def test_shared_memory_is_as_expected_and_too_much_of_it_is_refused() -> None:
+    kernel = product_of(lower(weight_gradient, empty((8192, 768), (8192, 768))))  # in parts: results are float32
+    sizes = Sizes(4, 768, 768, 2048, result_bytes=4)
+    small, large = ProductTile(128, 128, 64, 4, 3, walks=True), ProductTile(128, 256, 64, 8, 3, walks=True)
+    assert abs(compile_kernel(emit_matmul(kernel, small), 90).shared - small.shared(sizes)) < 33 << 10
+    assert large.shared(sizes) > Gpu().shared and large not in ranked(sizes, Gpu(), described=True)
+    with pytest.raises(TritonError, match="bytes of shared memory, too many for sm_90"):
+        compile_kernel(emit_matmul(kernel, large), 90)
+
+
 def test_a_script_of_a_walk_gives_it_memory_for_descriptors() -> None:
     lowered = lower(linear, empty((200, 96), (304, 96)))
     extents = extents_of(lowered.scheduled.buffers)
-    tiles = (ProductTile(128, 128, 64, 4, 3, walk) for walk in ("flat", ""))
+    tiles = (ProductTile(128, 128, 64, 4, 3, walk) for walk in (True, False))
     texts = [harness_text(emit_matmul(product_of(lowered), tile), extents) for tile in tiles]
     assert ["triton.set_allocator(memory)" in text for text in texts] == [True, False]
     assert [compile(text, "script", "exec") is not None for text in texts] == [True, True]
@@ -228,7 +237,7 @@ def test_a_script_of_a_walk_gives_it_memory_for_descriptors() -> None:
 
 def test_memory_that_a_kernel_does_not_get_is_refused() -> None:
     kernel = product_of(lower(linear, empty((8192, 768), (3072, 768))))
-    source = emit_matmul(kernel, ProductTile(128, 128, 64, 4, 3, "flat"))
+    source = emit_matmul(kernel, ProductTile(128, 128, 64, 4, 3, walks=True))
     with pytest.raises(TritonError, match="asks for scratch memory of its own"):
         compile_kernel(replace(source, arguments=source.parameters), 90)
 
@@ -243,7 +252,7 @@ def test_ways_that_are_compared_take_the_same_arguments_and_fit_the_device() -> 
     assert {"make_tensor_descriptor" in s.text for s in made} == {True, False}
     old = product_sources(kernel, Gpu(86, 84), most=10)
     assert all("descriptor" not in s.text for s in old)
-    assert all(compile_kernel(s, 86).shared <= Gpu(86).shared for s in old[:2])
+    assert compile_kernel(old[0], 86).shared <= Gpu(86).shared
 
 
 def test_large_products_get_large_tiles_and_small_ones_enough_of_them() -> None:
@@ -257,7 +266,7 @@ def test_large_products_get_large_tiles_and_small_ones_enough_of_them() -> None:
     few = ranked(Sizes(1, 8, 4096, 4096), Gpu(), described=True)[0]
     assert few.rows <= 32
     single = ranked(Sizes(1, 1024, 1024, 1024, factor_bytes=4), Gpu(), described=False)[0]
-    assert not single.walk and single.shared(4) <= Gpu().shared
+    assert not single.walks and single.shared(Sizes(1, 1024, 1024, 1024, 4)) <= Gpu().shared
 
 
 # -- sums in parts -------------------------------------------------------------------------------------------------
@@ -285,3 +294,59 @@ def test_a_long_sum_of_few_tiles_is_computed_in_parts_and_repeats() -> None:
 def test_a_product_of_enough_tiles_is_whole() -> None:
     lowered = lower(scaled_gradient, empty((4096, 2048), (4096, 1024), (2048, 1024)))
     assert len(kernels_of(lowered.program)) == 1
+
+
+# -- odd rows of a result ------------------------------------------------------------------------------------------
+
+
+def biased(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Logits of a batch."""
+    return (F.linear(x.view(2, -1, x.shape[1]), w, b),)
+
+
+def of_loss(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Logits that are not returned."""
+    return (F.linear(x, w, b).float().logsumexp(-1),)
+
+
+MEASURED = replace(TRITON_INTERPRETER, capabilities=replace(TRITON_INTERPRETER.capabilities, stores_odd_rows=True))
+
+
+@pytest.mark.parametrize(
+    ("f", "rows", "inner", "columns", "form"),
+    [
+        (biased, 8192, 768, 50257, "dot"),
+        (biased, 8192, 768, 30522, "dot"),
+        (biased, 8192, 768, 50264, "aten"),  # no odd rows
+        (biased, 8192, 760, 50257, "dot"),
+        (biased, 8192, 764, 50257, "padded"),  # factors have odd rows
+        (biased, 64, 768, 50257, "aten"),  # few rows
+        (biased, 128, 768, 512 + 1, "aten"),  # a small product
+        (of_loss, 8192, 768, 50257, "padded"),
+    ],
+)
+def test_a_returned_result_of_odd_rows_is_generated_where_that_was_measured(
+    f: Graph, rows: int, inner: int, columns: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotkit_inductor_lower.targets.select._NAMED", {"triton-interpreter": MEASURED})
+    given = empty((rows, inner), (columns, inner), (columns,))
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*given)
+    options = LowerOptions(verify=True, processor="triton-interpreter")
+    lowered = compile_to_program(graph, options=options)
+    texts = [kernel.source.text for kernel in kernels_of(lowered.program)]
+    assert sum("tl.dot" in text for text in texts) == (form == "dot")
+    assert ("rows of the result begin anywhere" in str(lowered.records)) == (form == "dot")
+    assert any("pad" in kernel.source.name for kernel in kernels_of(lowered.program)) == (form == "padded")
+    if form == "dot":
+        assert len(texts) == 1 and "flatten=True" in texts[0]
+        aten = compile_to_program(graph, options=replace(options, contractions="aten"))
+        assert not any("tl.dot" in kernel.source.text for kernel in kernels_of(aten.program))
+
+
+def test_only_a_device_of_the_kind_that_was_measured_generates_odd_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for capability, wanted in (((9, 0), True), ((8, 0), False), ((10, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert cuda_capabilities("cuda:0").stores_odd_rows == wanted
+    assert not cuda_capabilities("cuda:1").stores_odd_rows  # there is none

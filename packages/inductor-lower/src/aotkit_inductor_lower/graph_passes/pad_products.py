@@ -9,7 +9,9 @@ Note [Rows of a product]
     bytes each, a sixth of the speed: a language model whose vocabulary is odd spends half of a training step in its
     three largest products. Rows are padded with zeros, which change no sum; a result has more columns, of which
     a copy takes those that are wanted, if the result is returned; kernels read it where it is. Padding and copies are
-    loops as any, which fuse with what makes the operands and reads the result.
+    loops as any, which fuse with what makes the operands and reads the result. Where only rows of the result would be
+    padded, and it is returned, so copied, a target may have a kernel that stores them where they belong in less time
+    (:attr:`~.target.Capabilities.stores_odd_rows`).
 """
 
 from __future__ import annotations
@@ -27,22 +29,23 @@ from .patterns import emit
 from .replace import fake_result, replace_node
 from .rewriting import drop_dead_nodes
 
-__all__ = ["PASS", "pad_products"]
+__all__ = ["ODD_ROWS", "PASS", "WORTH", "pad_products"]
 
 aten = torch.ops.aten
 _NARROW = (torch.bfloat16, torch.float16)
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
-_WORTH = 1 << 33  # multiplications and additions: some 10 us, as long as it takes to copy the operands
+WORTH = 1 << 33  # multiplications and additions: some 10 us, as long as it takes to copy the operands
+ODD_ROWS = 128  # fewer are no tile
 _TRANSPOSED = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}
 
 
-def pad_products(graph: Graph, ctx: PassContext, worth: int = _WORTH) -> Graph:
+def pad_products(graph: Graph, ctx: PassContext, worth: int = WORTH) -> Graph:
     """Run the pass. ``worth``: multiplications and additions of the smallest product that is padded."""
     done = False
     for node in before_writes(graph):
         if node.op != "call_function" or node.target not in _PRODUCTS or ctx.fuel.left < 1:
             continue
-        if _pad(graph, node, ctx.target.capabilities.row_bytes, worth):
+        if _pad(graph, node, ctx, worth):
             ctx.fuel.spend(1)
             done = True
     if done:
@@ -50,7 +53,7 @@ def pad_products(graph: Graph, ctx: PassContext, worth: int = _WORTH) -> Graph:
     return graph
 
 
-def _pad(graph: Graph, node: Node, row_bytes: int, worth: int) -> bool:
+def _pad(graph: Graph, node: Node, ctx: PassContext, worth: int) -> bool:
     *bias, left, right = node.args
     if not all(isinstance(arg, Node) for arg in node.args) or node.kwargs:
         return False
@@ -60,9 +63,12 @@ def _pad(graph: Graph, node: Node, row_bytes: int, worth: int) -> bool:
     (m, k), n = a.shape, b.shape[1]
     if not all(isinstance(size, int) for size in (m, n, k)) or min(m, n, k) == 1 or 2 * m * n * k < worth:
         return False
-    unit = row_bytes // a.element_size()
+    unit = ctx.target.capabilities.row_bytes // a.element_size()
     wide = _wide(a, b, unit)
     if wide == (m, n, k) or any(_columns(arg) != n for arg in bias):
+        return False
+    generated = ctx.target.capabilities.stores_odd_rows and ctx.options.contractions != "aten"
+    if generated and _stores_odd_rows(wide, (m, n, k), b) and _is_returned(node):
         return False
     padded, taken = _padded(wide, (m, n, k), bool(bias)), {"left": left, "right": right}
     before = node.prev
@@ -77,6 +83,17 @@ def _pad(graph: Graph, node: Node, row_bytes: int, worth: int) -> bool:
             _store_once(graph, new, node)
         new = new.next
     return True
+
+
+def _stores_odd_rows(wide: tuple[int, int, int], sizes: tuple[int, int, int], right: torch.Tensor) -> bool:
+    """Whether only the rows of the result begin between multiples of what is loaded at once, and there are some."""
+    (m, n, k), rows = sizes, sizes[0]
+    return wide[0] == m and wide[1] != n and wide[2] == k and _is_transposed(right) and rows >= ODD_ROWS
+
+
+def _is_returned(node: Node) -> bool:
+    """Whether a result, or a view of it, is returned: where it is padded, that is a copy."""
+    return any(user.op == "output" or (is_view(user) and _is_returned(user)) for user in node.users)
 
 
 def _store_once(graph: Graph, joined: Node, product: Node) -> None:

@@ -16,7 +16,7 @@ from ..._observer import Observer
 from ...ir import DType
 from .errors import TritonError
 from .jit import triton_module
-from .records import DESCRIPTOR_BYTES, Config, Cubin, KernelArgument, KernelSource
+from .records import DESCRIPTOR_BYTES, Config, Cubin, Gpu, KernelArgument, KernelSource
 from .render.names import argument_name
 from .worker import Job, Made, compile_job, identify
 from .workers import CompileWorkers, KernelRefused, WorkersLost
@@ -165,6 +165,10 @@ def _cubin(made: Made, source: KernelSource, config: Config, arch: int, keep_ptx
     hidden = parameters - len(source.arguments)
     if made["scratch"] > (2 * DESCRIPTOR_BYTES if len(source.parameters) < len(source.arguments) else 0):
         raise TritonError(f"the kernel {source.name} asks for scratch memory of its own, which is not provided")
+    if Gpu(arch).is_known and made["shared"] > Gpu(arch).shared:
+        raise TritonError(
+            f"the kernel {source.name} asks for {made['shared']} bytes of shared memory, too many for sm_{arch}"
+        )
     threads = made["warps"] * 32
     code = bytes.fromhex(made["code"])
     return Cubin(made["name"], code, arch, made["shared"], threads, hidden, config, ptx if keep_ptx else "")

@@ -13,7 +13,19 @@ __all__ += ["TritonKernel"]
 
 _NOTHING = to_expr(0)
 DESCRIPTOR_BYTES = 128
-_SHARED = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # KiB of an instance
+_SHARED = {
+    70: 96,
+    72: 96,
+    75: 64,
+    80: 163,
+    86: 99,
+    87: 163,
+    89: 99,
+    90: 227,
+    100: 227,
+    103: 227,
+    120: 99,
+}  # KiB of an instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +36,14 @@ class Gpu:
     processors: int = 132
 
     @property
+    def is_known(self) -> bool:
+        """Whether :attr:`shared` is this device's own."""
+        return self.arch in _SHARED
+
+    @property
     def shared(self) -> int:
-        """Bytes of shared memory that an instance may have."""
-        return _SHARED.get(self.arch, 99) * 1024
+        """Bytes of shared memory that an instance may have; of an unknown device, that all have."""
+        return _SHARED.get(self.arch, min(_SHARED.values())) * 1024
 
 
 @dataclass(frozen=True, slots=True)

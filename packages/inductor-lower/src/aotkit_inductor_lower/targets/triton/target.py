@@ -9,6 +9,7 @@ import torch
 
 from ..._observer import Observer
 from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
+from ...kernel_ir.matmul_site import sum_of_products
 from ...kernel_ir.nodes import KernelModule
 from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
@@ -18,6 +19,7 @@ from ...target import Capabilities, Choice, CompileCall, Measure, ProductSplit, 
 from .checks import check_device
 from .choose import choose_form, shares_launches
 from .map_loops import TileLimits
+from .products import HOPPER
 from .records import Gpu
 
 __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
@@ -59,7 +61,17 @@ def cuda_capabilities(device: str) -> Capabilities:
         atomics=ATOMIC,
         coalesces=True,
         contraction_forms=("dot",),
+        stores_odd_rows=_was_measured(device),
     )
+
+
+def _was_measured(device: str) -> bool:
+    """Whether a device is of the kind that times of products are known of: Hopper."""
+    place = torch.device(device)
+    if place.type != "cuda" or not torch.cuda.is_available():
+        return False
+    known = (place.index or 0) < torch.cuda.device_count()
+    return known and torch.cuda.get_device_capability(device) == (HOPPER // 10, HOPPER % 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +85,8 @@ class TritonTarget:
     def choose(
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
-        """``tl.dot`` where that is asked for everywhere, or measured to be faster."""
-        return choose_form(product, buffers, options, measure)
+        """``tl.dot`` where that is asked for everywhere, or measured to be faster, now or once for all."""
+        return choose_form(product, buffers, options, measure, self.capabilities)
 
     def choose_convolution(
         self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
@@ -145,17 +157,17 @@ class TritonTarget:
             program,
             kernels,
             device,
-            None if self.interpreted else self._gpu(options),
+            None if self.interpreted else self._gpu(kernels),
             tune=tune,
             tf32=self._tf32(options),
             options=options,
             observer=observer,
         )
 
-    def _gpu(self, options: LowerOptions) -> Gpu:
-        """What tiles of products are chosen for; of how many multiprocessors, where products are generated."""
+    def _gpu(self, kernels: KernelModule) -> Gpu:
+        """What tiles of products are chosen for; of how many multiprocessors, if there are such tiles."""
         arch = check_device(self.id)
-        return Gpu(arch, _processors(self.id)) if options.tune or options.contractions == "generated" else Gpu(arch)
+        return Gpu(arch, _processors(self.id)) if any(map(sum_of_products, kernels.kernels)) else Gpu(arch)
 
     def _tf32(self, options: LowerOptions) -> bool:
         """Whether products of float32 may lose bits."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from ....ir import DType
+from ....ir import DType, Store
+from ....ir.walk import instructions, value_types
 from ....kernel_ir.matmul_site import MatmulSite, matmul_site
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_passes.choose_index_width import choose_index_width
@@ -89,7 +90,10 @@ def _site(kernel: Kernel) -> MatmulSite:
 def _sizes(kernel: Kernel, site: MatmulSite, both: tuple[Factor, Factor]) -> Sizes:
     count = size_hint(product(loop.extent for loop in kernel.grid[:-2]))
     rows, columns, inner = (size_hint(loop.extent) for loop in (site.rows, site.columns, site.inner))
-    return Sizes(count, rows, columns, inner, max(bits(factor.dtype) for factor in both) // 8)
+    body = instructions(kernel.body)
+    types = value_types(body)
+    stored = max(bits(types.get(i.value, DType.I64)) for i in body if isinstance(i, Store))
+    return Sizes(count, rows, columns, inner, max(bits(f.dtype) for f in both) // 8, max(1, stored // 8))
 
 
 def _with_equal_arguments(sources: tuple[KernelSource, ...]) -> tuple[KernelSource, ...]:
@@ -118,10 +122,10 @@ class _MatmulEmitter(KernelEmitter):
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
         self.factors = factors_of(kernel, site, unaligned)
         self.counts = tuple(_tiles(loop.extent, loop.map.width) for loop in (site_loops(kernel)))
-        self.walk = tile.walk if self._may_walk() else ""
-        self.programs = gpu.processors * tile.at_once(gpu, bits(self.factors[0].dtype) // 8)
+        self.walks = tile.walks and self._may_walk()
+        self.programs = gpu.processors * tile.at_once(gpu, _sizes(kernel, site, self.factors))
         extra = [("GROUP", min(tile.group, size_hint(self.counts[0])))]
-        extra += [("PROGRAMS", self.programs)] if self.walk else []
+        extra += [("PROGRAMS", self.programs)] if self.walks else []
         self.config = replace(self.config, blocks=(*self.config.blocks, *extra))
 
     def _may_walk(self) -> bool:
@@ -133,7 +137,7 @@ class _MatmulEmitter(KernelEmitter):
 
     def emit(self) -> KernelSource:
         source = super().emit()
-        if not self.walk:
+        if not self.walks:
             return source
         count = min(self.programs, self._all_tiles().constant or 0)
         scratch = to_expr(2 * DESCRIPTOR_BYTES // 8 * self.programs)
@@ -150,10 +154,10 @@ class _MatmulEmitter(KernelEmitter):
         if self.wide:
             scope.line("zero = tl.full([], 0, tl.int64)")
         program = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
-        if self.walk:
+        if self.walks:
             self._describe_factors()
-            how = "warp_specialize=True" if self.walk == "warps" else "flatten=True"
-            scope.open(f"for program in tl.range({program}, {self.expr(self._all_tiles())}, PROGRAMS, {how}):")
+            tiles = self.expr(self._all_tiles())
+            scope.open(f"for program in tl.range({program}, {tiles}, PROGRAMS, flatten=True):")
         else:
             scope.line(f"program = {program}")
         tile = self._batch("program", self.expr(rows * columns))
@@ -199,9 +203,9 @@ class _MatmulEmitter(KernelEmitter):
         scope.line("acc = tl.full([YBLOCK, XBLOCK], 0.0, tl.float32)")
         wide = ".to(tl.int64)" if self.wide else ""
         saved = scope.enter_loop(f"for start in {self.range_of(self.expr(site.inner.extent), 'RBLOCK')}:")
-        if not self.walk:
+        if not self.walks:
             scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
-        left, right = (self._piece(factor) if self.walk else self._loaded(factor) for factor in self.factors)
+        left, right = (self._piece(factor) if self.walks else self._loaded(factor) for factor in self.factors)
         half = is_half(self.factors[0].dtype)
         function = "dot" if half else "dot_tf32" if self.tf32 else "dot_ieee"
         scope.line(f"acc = {function}({left}, {right}, acc)")
