@@ -322,6 +322,7 @@ MEASURED = replace(TRITON_INTERPRETER, capabilities=replace(TRITON_INTERPRETER.c
         (biased, 8192, 764, 50257, "padded"),  # factors have odd rows
         (biased, 64, 768, 50257, "aten"),  # few rows
         (biased, 128, 768, 512 + 1, "aten"),  # a small product
+        (biased, 1 << 16, 64, 50257, "padded"),  # offsets of 64 bits
         (of_loss, 8192, 768, 50257, "padded"),
     ],
 )
@@ -350,3 +351,33 @@ def test_only_a_device_of_the_kind_that_was_measured_generates_odd_rows(monkeypa
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert cuda_capabilities("cuda:0").stores_odd_rows == wanted
     assert not cuda_capabilities("cuda:1").stores_odd_rows  # there is none
+
+
+# -- on a device ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (linear, [(1024, 768), (3072, 768)]),
+        (linear, [(1024, 768), (8193, 768)]),
+        (input_gradient, [(1024, 3072), (3072, 768)]),
+        (weight_gradient, [(8192, 768), (8192, 768)]),
+        (of_transposed, [(768, 1024), (3072, 768)]),
+        (batch, [(16, 512, 64), (16, 512, 64)]),
+        (heads, [(512, 768), (512, 768)]),
+        (followed, [(1024, 768), (3072, 768), (3072,), (1024, 3072)]),
+        (computed_before, [(1024, 768), (3072, 768)]),
+    ],
+)
+def test_each_tile_computes_the_product_on_a_device(f: Graph, shapes: list[tuple[int, ...]]) -> None:
+    g = torch.Generator("cuda").manual_seed(0)
+    args = [torch.randn(shape, generator=g, device="cuda").to(BF16) for shape in shapes]
+    want = [each.to(BF16) for each in f(*(a.float() for a in args))]
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    lowered = compile_to_program(graph, options=LowerOptions(contractions="generated", disable=("pad-products",)))
+    first, second = ([r.clone() for r in bind_program(lowered.program)(list(args))] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    largest = max(float(w.abs().max()) for w in want)
+    torch.testing.assert_close(first, want, rtol=1.6e-2, atol=1e-2 * largest)

@@ -29,13 +29,14 @@ from .patterns import emit
 from .replace import fake_result, replace_node
 from .rewriting import drop_dead_nodes
 
-__all__ = ["ODD_ROWS", "PASS", "WORTH", "pad_products"]
+__all__ = ["PASS", "WORTH", "has_tiles_of_odd_rows", "pad_products"]
 
 aten = torch.ops.aten
 _NARROW = (torch.bfloat16, torch.float16)
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
 WORTH = 1 << 33  # multiplications and additions: some 10 us, as long as it takes to copy the operands
-ODD_ROWS = 128  # fewer are no tile
+_TILE = 128  # rows
+_MOST = 2**31 - 2**20  # elements, and some that are masked
 _TRANSPOSED = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}
 
 
@@ -87,8 +88,14 @@ def _pad(graph: Graph, node: Node, ctx: PassContext, worth: int) -> bool:
 
 def _stores_odd_rows(wide: tuple[int, int, int], sizes: tuple[int, int, int], right: torch.Tensor) -> bool:
     """Whether only the rows of the result begin between multiples of what is loaded at once, and there are some."""
-    (m, n, k), rows = sizes, sizes[0]
-    return wide[0] == m and wide[1] != n and wide[2] == k and _is_transposed(right) and rows >= ODD_ROWS
+    m, n, k = sizes
+    return wide[0] == m and wide[1] != n and wide[2] == k and _is_transposed(right) and has_tiles_of_odd_rows(m, n)
+
+
+def has_tiles_of_odd_rows(rows: int, columns: int) -> bool:
+    """Whether a result is one that a target with :attr:`~.target.Capabilities.stores_odd_rows` has tiles for: of some
+    rows, and with offsets of 32 bits."""
+    return rows >= _TILE and rows * columns < _MOST
 
 
 def _is_returned(node: Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...graph_passes.pad_products import ODD_ROWS, WORTH
+from ...graph_passes.pad_products import WORTH, has_tiles_of_odd_rows
 from ...ir import Buffer, BufferRef, Contraction, ExternCall
 from ...ops.dtypes import DType, dtype_from_torch_name
 from ...options import LowerOptions
@@ -53,7 +53,7 @@ def _stores_odd_rows(call: ExternCall, buffers: Mapping[str, Buffer], capabiliti
     columns, (across, down) = known[1][1] or 0, (n or 0 for n in known[1][2:])
     unit = capabilities.row_bytes // 2
     aligned = step == across == 1 and row % unit == down % unit == 0
-    large = rows >= ODD_ROWS and 2 * rows * inner * columns >= WORTH
+    large = has_tiles_of_odd_rows(rows, columns) and 2 * rows * inner * columns >= WORTH
     return aligned and large and columns % unit != 0
 
 

@@ -140,6 +140,7 @@ class _MatmulEmitter(KernelEmitter):
         if not self.walks:
             return source
         count = min(self.programs, self._all_tiles().constant or 0)
+        # Descriptors begin at multiples of their size, as all that torch's allocator gives on a device does.
         scratch = to_expr(2 * DESCRIPTOR_BYTES // 8 * self.programs)
         descriptors = KernelArgument("descriptors", "descriptors", DType.I64, True, scratch)
         return replace(source, arguments=(*source.arguments, descriptors), grid=((to_expr(count), None),))
