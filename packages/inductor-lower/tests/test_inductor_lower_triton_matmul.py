@@ -95,7 +95,7 @@ def test_a_linear_map_with_gelu_and_residual_is_one_kernel_of_several_results(
     lowered = lower(program, args, contractions="generated")
     (kernel,) = kernels_of(lowered.program)
     assert "tl.dot" in kernel.source.text and len(lowered.program.kernels) == 1 and not lowered.report.externs
-    assert sum(argument.written for argument in kernel.source.arguments) == 3
+    assert sum(argument.written for argument in kernel.source.parameters) == 3
     got, want = bind_program(lowered.program)(list(args)), program(*args)
     exact = [a.double() for a in args]
     out, y, _ = program(*exact)
