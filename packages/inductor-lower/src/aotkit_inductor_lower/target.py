@@ -101,7 +101,8 @@ class SplitPolicy:
     of a row from which each pass over it is a kernel of its own. ``assume``: what an unknown number of results counts
     as; ``None``: such a nest has enough. ``interleaves``: rows of few columns are taken several at once, which fills
     vectors. ``walked``: rows that one unit walks over where it sums their columns beside, in registers, which hold
-    ``longest_walked`` elements of a row; 0: the sums lie in memory, and chunks are long.
+    ``longest_walked`` elements of a row; 0: the sums lie in memory, and chunks are long. ``few_rows``: so are products
+    of few rows cut, which is one more kernel.
     """
 
     units: int
@@ -116,6 +117,7 @@ class SplitPolicy:
     interleaves: bool = False
     walked: int = 0
     longest_walked: int = 0
+    few_rows: bool = True
 
 
 @dataclass(frozen=True, slots=True)

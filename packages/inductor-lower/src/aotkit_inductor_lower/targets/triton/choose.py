@@ -8,6 +8,7 @@ from ...ir import Buffer, Contraction
 from ...ops.dtypes import DType
 from ...options import LowerOptions
 from ...target import Choice, Measure
+from .few_rows import takes_few_rows
 
 __all__ = ["choose_form", "shares_launches"]
 
@@ -22,6 +23,8 @@ def choose_form(
         return Choice("aten", f"tl.dot sums in f32, not in {product.accumulate.value}")
     if options.contractions == "generated" or product.library is None:
         return Choice("dot", "every product is generated")
+    if measure is None and takes_few_rows(product, buffers):
+        return Choice("rows", "a product of few rows takes in what is around it")
     if measure is None:
         return Choice("aten", "ATen, nothing is measured without tune")
     library, generated = measure(product.library, buffers)

@@ -35,6 +35,7 @@ SPLITS = SplitPolicy(
     assume=4096,
     walked=16,
     longest_walked=TileLimits().row,
+    few_rows=False,
 )
 
 
@@ -56,7 +57,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         recomputes=1,
         atomics=ATOMIC,
         coalesces=True,
-        contraction_forms=("dot",),
+        contraction_forms=("dot", "rows"),
     )
 
 
