@@ -1,0 +1,198 @@
+"""Products of few rows with a matrix, as kernels of a CUDA device: their results, their loads, and what they take in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.targets.triton import (
+    compile_kernel,
+    kernels_of,
+    render_program,
+    resource_facts,
+    vector_bytes,
+)
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+Graph = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def lower(f: Graph, args: list[torch.Tensor], mode: str = "fake", **settings: Any) -> Compiled:
+    """``f`` with the kernels of a CUDA device."""
+    graph = make_fx(f, decompositions(), tracing_mode=mode)(*args)
+    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter", **settings))
+
+
+def some(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+def check(lowered: Compiled, f: Graph, args: list[torch.Tensor]) -> None:
+    """The results have eager's layout, and are at least as near to those in float64."""
+    got, want, exact = bind_program(lowered.program)(list(args)), f(*args), f(*(a.double() for a in args))
+    for ours, eager, true in zip(got, want, exact, strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (eager.dtype, eager.shape, eager.stride())
+        assert error(ours, true) <= 1.02 * error(eager, true)
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (F.linear(x, w, b),)
+
+
+def addmm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.addmm(b, x, w, alpha=0.5, beta=2.0),)
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("f", [linear, addmm], ids=["along", "down"])
+@pytest.mark.covers("F5e.4")
+def test_products_of_few_rows_are_sums_of_odd_sizes(f: Graph, dtype: torch.dtype, rows: int) -> None:
+    columns, inner = 97, 777
+    shape = (columns, inner) if f is linear else (inner, columns)
+    args = some(dtype, (rows, inner), shape, (columns,))
+    lowered = lower(f, args)
+    (kernel,) = kernels_of(lowered.program)
+    assert "tl.dot" not in kernel.source.text and not lowered.report.externs
+    check(lowered, f, args)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("f", [linear, addmm], ids=["along", "down"])
+def test_long_sums_go_in_steps(f: Graph, rows: int) -> None:
+    columns, inner = 34, 9001
+    args = some(torch.bfloat16, (rows, inner), (columns, inner) if f is linear else (inner, columns), (columns,))
+    lowered = lower(f, args)
+    (kernel,) = kernels_of(lowered.program)  # they are not cut in parts for several kernels either
+    assert "fold_sum" in kernel.source.text
+    check(lowered, f, args)
+
+
+def test_matrices_with_gaps_and_transposed_ones_are_read_where_they_lie() -> None:
+    x, wide, tall = some(torch.bfloat16, (2, 600), (150, 640), (600, 170))
+
+    def program(x: torch.Tensor, wide: torch.Tensor, tall: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x @ wide[:, :600].t(), x @ tall[:, 20:], (x.t() * 2).t() @ wide[:, 40:].t()
+
+    args = [x, wide, tall]
+    lowered = lower(program, args)
+    assert not lowered.report.externs
+    check(lowered, program, args)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_matrices_are_loaded_16_bytes_a_thread_and_all_at_once(dtype: torch.dtype, down: bool, rows: int) -> None:
+    args = some(dtype, (rows, 768), (768, 2304) if down else (2304, 768))
+    lowered = lower(lambda x, w: (x @ w if down else F.linear(x, w),), args)
+    (kernel,) = kernels_of(lowered.program)
+    config = dict(kernel.source.config.blocks)
+    assert 2304 // config["XBLOCK"] >= 132
+    cubin = compile_kernel(kernel.source, 90, keep_ptx=True)
+    each = config["XBLOCK"] * config.get("RBLOCK", 1024) * dtype.itemsize // (16 * cubin.threads)
+    widths = vector_bytes(cubin.ptx)
+    assert widths.count(16) >= each >= 2 and min(widths) >= 8
+    assert resource_facts(cubin).spills == 0 and "mma" not in cubin.ptx and "atom" not in cubin.ptx
+
+
+def test_float32_keeps_its_bits_where_other_products_may_lose_some() -> None:
+    args = some(torch.float32, (4, 512), (256, 512), (256,))
+    lowered = lower(linear, args)
+    (exact,), (loose,) = (render_program(lowered.scheduled, tf32=tf32).kernels for tf32 in (False, True))
+    assert exact.source.text == loose.source.text and "tf32" not in exact.source.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "mode"), [(9, 512, 512, "fake"), (2, 64, 64, "fake"), (2, 512, 512, "symbolic")]
+)
+def test_many_rows_small_matrices_and_unknown_sizes_are_atens(rows: int, columns: int, inner: int, mode: str) -> None:
+    args = some(torch.bfloat16, (rows, inner), (columns, inner), (columns,))
+    assert len(lower(linear, args, mode).report.externs) == 1
+
+
+def test_products_of_float64_and_matrices_that_no_load_is_wide_for_are_atens() -> None:
+    wide = some(torch.float64, (2, 512), (512, 512), (512,))
+    assert len(lower(linear, wide).report.externs) == 1
+    x, w = some(torch.bfloat16, (2, 512), (1024, 1024))
+    assert len(lower(lambda x, w: (x @ w[::2, ::2],), [x, w]).report.externs) == 1
+
+
+# -- what products take in ---------------------------------------------------------------------------------------------
+
+
+def feed_forward(
+    x: torch.Tensor, scale: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """As in a Qwen2: a norm, two products with the same row, one more, and what came in is added."""
+    wide = x.float() if x.dtype is torch.bfloat16 else x
+    normal = scale * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    return (x + F.linear(F.silu(F.linear(normal, gate)) * F.linear(normal, up), down),)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.covers("F5h.9")
+def test_a_norm_two_products_and_an_activation_are_one_kernel(dtype: torch.dtype, rows: int) -> None:
+    args = some(dtype, (rows, 1, 256), (256,), (600, 256), (600, 256), (256, 600))
+    lowered = lower(feed_forward, args)
+    assert len(lowered.program.kernels) == 2 and not lowered.report.externs
+    first, _ = kernels_of(lowered.program)
+    loads = [line for line in first.source.text.splitlines() if "tl.load(" in line]
+    assert "p_gate" in loads[0] and "p_up" in loads[1]  # before anything waits for the sum of squares
+    check(lowered, feed_forward, args)
+    cubin = compile_kernel(first.source, 90, keep_ptx=True)
+    assert resource_facts(cubin).spills == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_layer_norm_gelu_and_a_matrix_of_columns_are_one_kernel(rows: int) -> None:
+    def program(
+        x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, up: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        normal = F.layer_norm(x, (256,), scale, shift).view(-1, 256)
+        return (F.gelu(torch.addmm(bias, normal, up), approximate="tanh").view(*x.shape[:2], 768),)
+
+    args = some(torch.float32, (rows, 1, 256), (256,), (256,), (256, 768), (768,))
+    lowered = lower(program, args)
+    assert len(lowered.program.kernels) == 1 and not lowered.report.externs
+    check(lowered, program, args)
+
+
+def test_queries_keys_and_values_share_a_launch() -> None:
+    def program(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        normal = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        return tuple(F.linear(normal, weight) for weight in weights)
+
+    args = some(torch.float32, (1, 512), (512, 512), (128, 512), (128, 512))
+    lowered = lower(program, args)
+    (kernel,) = kernels_of(lowered.program)
+    assert not lowered.report.externs and kernel.source.text.count("instance_of_") >= 4
+    check(lowered, program, args)
+    assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
+
+
+def test_what_is_repeated_for_heads_is_computed_where_it_is_stored() -> None:
+    def program(x: torch.Tensor, cosine: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned = x.view(1, 1, 4, 64) * cosine
+        return torch.mm(turned.expand(4, 3, 4, 64).reshape(48, 64), torch.ones(64, 8)), turned.sum()
+
+    args = some(torch.float32, (256,), (64,))
+    lowered = lower(program, args)
+    reasons = [str(each) for each in lowered.records if each.kind == "inline"]
+    got, want = bind_program(lowered.program)(list(args)), program(*args)
+    torch.testing.assert_close(got, list(want))
+    assert reasons
