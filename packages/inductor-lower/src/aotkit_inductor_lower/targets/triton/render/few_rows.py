@@ -1,8 +1,17 @@
-"""Products of few rows as kernels, see Note [Products of few rows] in :mod:`..few_rows`."""
+"""Products of few rows as kernels, see Note [Products of few rows] in :mod:`..few_rows`.
+
+Note [Loads of a product]
+    Everything that is loaded of known places is asked for before anything waits, as the sum of a norm does, or that of
+    the product: a compiler does not move loads past these, and what is asked for later takes as long again. The
+    matrices come last: where loads want their numbers on threads in different ways, Triton computes with those of the
+    last one, and exchanges the others through shared memory, which should be the rows.
+"""
 
 from __future__ import annotations
 
-from ....ir import Reduce
+from collections.abc import Sequence
+
+from ....ir import Load, Reduce
 from ....kernel_ir.nodes import Kernel
 from ....kernel_ir.walk import PerfectNest
 from ....kernel_passes.choose_index_width import choose_index_width
@@ -36,7 +45,7 @@ class _RowsEmitter(KernelEmitter):
 
     def write_nests(self) -> None:
         if self.persistent:
-            self._load_matrices()
+            self._load_early()
         for position, nest in enumerate(self.nests):
             if not nest.loops:
                 self.body(nest.body)
@@ -45,19 +54,29 @@ class _RowsEmitter(KernelEmitter):
             else:
                 Reducer(self, nest, position).emit()
 
-    def _load_matrices(self) -> None:
-        """What takes longest is asked for before anything waits, as the sum of a norm does: a compiler does not move
-        loads past that."""
-        reducer = Reducer(self, self.nests[self.site.position], self.site.position)
-        self.scope.in_stage = True
-        self.scope.row_block = str(reducer.nest.loops[0].map.width)
+    def _load_early(self) -> None:
+        """All that is known where it lies, see Note [Loads of a product]."""
+        matrices = set(self.site.matrices)
+        for last in (False, True):
+            for position, nest in enumerate(self.nests):
+                early = [i for i in nest.body if isinstance(i, Load) and self._is_known(i) and (i in matrices) is last]
+                if early:
+                    self._loads(position, early)
+
+    def _is_known(self, load: Load) -> bool:
+        values = any(s.kind is SymbolKind.VALUE for s in load.indices[0].symbols)
+        return load.mask is None and not values and load.buffer not in self.written
+
+    def _loads(self, position: int, loads: Sequence[Load]) -> None:
+        nest, scope = self.nests[position], self.scope
+        if not nest.loops:
+            self.body(loads)
+            return
+        reducer = Reducer(self, nest, position)
+        scope.in_stage, scope.row_block = True, str(nest.loops[0].map.width)
         reducer.row_index()
-        for load in self.site.matrices:
-            known = not any(s.kind is SymbolKind.VALUE for s in load.indices[0].symbols)
-            if load.mask is None and known and load.buffer not in self.written:
-                self.instruction(load)
-        self.scope.in_stage = False
-        self.scope.row_block = "1"
+        self.body(loads)
+        scope.in_stage, scope.row_block = False, "1"
         self.drop_mask(reducer.axis)
 
 
