@@ -1,4 +1,4 @@
-"""Products of few rows with a matrix, as kernels of a CUDA device: their results, their loads, and what they take in."""
+"""Products of few rows with a matrix as kernels of a CUDA device: results, loads, and what they take in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
@@ -19,6 +20,7 @@ from aotkit_inductor_lower.targets.triton import (
     resource_facts,
     vector_bytes,
 )
+from aotkit_inductor_lower.targets.triton.target import TritonTarget
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -64,7 +66,7 @@ def test_products_of_few_rows_are_sums_of_odd_sizes(f: Graph, dtype: torch.dtype
     columns, inner = 97, 777
     shape = (columns, inner) if f is linear else (inner, columns)
     args = some(dtype, (rows, inner), shape, (columns,))
-    lowered = lower(f, args)
+    lowered = lower(f, args, contractions="generated")
     (kernel,) = kernels_of(lowered.program)
     assert "tl.dot" not in kernel.source.text and not lowered.report.externs
     check(lowered, f, args)
@@ -75,7 +77,7 @@ def test_products_of_few_rows_are_sums_of_odd_sizes(f: Graph, dtype: torch.dtype
 def test_long_sums_go_in_steps(f: Graph, rows: int) -> None:
     columns, inner = 34, 9001
     args = some(torch.bfloat16, (rows, inner), (columns, inner) if f is linear else (inner, columns), (columns,))
-    lowered = lower(f, args)
+    lowered = lower(f, args, contractions="generated")
     (kernel,) = kernels_of(lowered.program)  # they are not cut in parts for several kernels either
     assert "fold_sum" in kernel.source.text
     check(lowered, f, args)
@@ -88,7 +90,7 @@ def test_matrices_with_gaps_and_transposed_ones_are_read_where_they_lie() -> Non
         return x @ wide[:, :600].t(), x @ tall[:, 20:], (x.t() * 2).t() @ wide[:, 40:].t()
 
     args = [x, wide, tall]
-    lowered = lower(program, args)
+    lowered = lower(program, args, contractions="generated")
     assert not lowered.report.externs
     check(lowered, program, args)
 
@@ -98,7 +100,7 @@ def test_matrices_with_gaps_and_transposed_ones_are_read_where_they_lie() -> Non
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_matrices_are_loaded_16_bytes_a_thread_and_all_at_once(dtype: torch.dtype, down: bool, rows: int) -> None:
     args = some(dtype, (rows, 768), (768, 2304) if down else (2304, 768))
-    lowered = lower(lambda x, w: (x @ w if down else F.linear(x, w),), args)
+    lowered = lower(lambda x, w: (x @ w if down else F.linear(x, w),), args, contractions="generated")
     (kernel,) = kernels_of(lowered.program)
     config = dict(kernel.source.config.blocks)
     assert 2304 // config["XBLOCK"] >= 132
@@ -117,11 +119,35 @@ def test_float32_keeps_its_bits_where_other_products_may_lose_some() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "inner", "mode"), [(9, 512, 512, "fake"), (2, 64, 64, "fake"), (2, 512, 512, "symbolic")]
+    ("rows", "columns", "inner", "ours"),
+    [
+        (1, 32000, 1024, True),
+        (1, 32768, 4096, True),
+        (1, 4096, 14336, False),  # too long a sum
+        (1, 64, 64, False),  # too small a matrix
+        (2, 4096, 4096, True),
+        (2, 14336, 4096, False),
+        (4, 1024, 2816, True),
+        (4, 2816, 1024, False),
+        (8, 1024, 1024, True),
+        (8, 1024, 2816, False),
+        (8, 50257, 768, True),  # results at no multiple of 16 bytes
+        (9, 1024, 1024, False),
+    ],
 )
-def test_many_rows_small_matrices_and_unknown_sizes_are_atens(rows: int, columns: int, inner: int, mode: str) -> None:
-    args = some(torch.bfloat16, (rows, inner), (columns, inner), (columns,))
-    assert len(lower(linear, args, mode).report.externs) == 1
+@pytest.mark.parametrize("down", [False, True])
+def test_what_was_measured_slower_is_atens(rows: int, columns: int, inner: int, ours: bool, down: bool) -> None:
+    shapes = (rows, inner), (inner, columns) if down else (columns, inner)
+    with FakeTensorMode():
+        args = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        lowered = lower(lambda x, w: (x @ w if down else F.linear(x, w),), args, "real")
+    assert len(lowered.report.externs) == (0 if ours and (rows == 1 or not down) else 1)
+
+
+def test_products_of_unknown_sizes_are_atens() -> None:
+    args = some(torch.bfloat16, (2, 512), (512, 512), (512,))
+    assert not lower(linear, args).report.externs
+    assert len(lower(linear, args, "symbolic").report.externs) == 1
 
 
 def test_products_of_float64_and_matrices_that_no_load_is_wide_for_are_atens() -> None:
@@ -129,6 +155,15 @@ def test_products_of_float64_and_matrices_that_no_load_is_wide_for_are_atens() -
     assert len(lower(linear, wide).report.externs) == 1
     x, w = some(torch.bfloat16, (2, 512), (1024, 1024))
     assert len(lower(lambda x, w: (x @ w[::2, ::2],), [x, w]).report.externs) == 1
+
+
+def test_with_tune_products_of_few_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(10e-6, 9e-6), (10e-6, 9.9e-6)])
+    monkeypatch.setattr(TritonTarget, "measure", lambda self, compiled: lambda product, buffers: next(times))
+    args = some(torch.float32, (1, 512), (256, 512), (512, 384))
+    lowered = lower(lambda x, a, b: (F.linear(x, a), x @ b), args, tune=True)
+    reasons = [str(each) for each in lowered.records if each.kind == "contraction"]
+    assert len(lowered.report.externs) == 1 and "generated, ATen 10.0 us" in reasons[0]
 
 
 # -- what products take in ---------------------------------------------------------------------------------------------
@@ -147,12 +182,12 @@ def feed_forward(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.covers("F5h.9")
 def test_a_norm_two_products_and_an_activation_are_one_kernel(dtype: torch.dtype, rows: int) -> None:
-    args = some(dtype, (rows, 1, 256), (256,), (600, 256), (600, 256), (256, 600))
+    args = some(dtype, (rows, 1, 256), (256,), (600, 256), (600, 256), (256, 600))  # all few columns
     lowered = lower(feed_forward, args)
     assert len(lowered.program.kernels) == 2 and not lowered.report.externs
     first, _ = kernels_of(lowered.program)
-    loads = [line for line in first.source.text.splitlines() if "tl.load(" in line]
-    assert "p_gate" in loads[0] and "p_up" in loads[1]  # before anything waits for the sum of squares
+    before, _ = first.source.text[first.source.text.index("program_id") :].split("reduce_sum", 1)
+    assert "tl.load(p_gate" in before and "tl.load(p_up" in before  # before anything waits for the sum of squares
     check(lowered, feed_forward, args)
     cubin = compile_kernel(first.source, 90, keep_ptx=True)
     assert resource_facts(cubin).spills == 0
@@ -167,7 +202,7 @@ def test_a_layer_norm_gelu_and_a_matrix_of_columns_are_one_kernel(rows: int) -> 
         return (F.gelu(torch.addmm(bias, normal, up), approximate="tanh").view(*x.shape[:2], 768),)
 
     args = some(torch.float32, (rows, 1, 256), (256,), (256,), (256, 768), (768,))
-    lowered = lower(program, args)
+    lowered = lower(program, args, contractions="generated")
     assert len(lowered.program.kernels) == 1 and not lowered.report.externs
     check(lowered, program, args)
 

@@ -1,4 +1,4 @@
-"""What options decide: which products are kernels around ``tl.dot`` (all, or what is measured faster), who launches."""
+"""What options decide: which products are kernels (of few rows, all, or what is measured faster), who launches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...ir import Buffer, Contraction
 from ...ops.dtypes import DType
 from ...options import LowerOptions
 from ...target import Choice, Measure
-from .few_rows import takes_few_rows
+from .few_rows import is_few_rows, takes_few_rows
 
 __all__ = ["choose_form", "shares_launches"]
 
@@ -18,19 +18,20 @@ GAIN = 0.97  # of ATen's time is what a generated product must take at most: it 
 def choose_form(
     product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
 ) -> Choice:
-    """``"dot"`` or ``"aten"``, with the times that speak for it."""
+    """``"dot"``, ``"rows"`` or ``"aten"``, with the times that speak for it."""
     if product.accumulate is not DType.F32:
-        return Choice("aten", f"tl.dot sums in f32, not in {product.accumulate.value}")
+        return Choice("aten", f"kernels of products sum in f32, not in {product.accumulate.value}")
+    form = "rows" if is_few_rows(product) else "dot"
     if options.contractions == "generated" or product.library is None:
-        return Choice("dot", "every product is generated")
+        return Choice(form, "every product is generated")
     if measure is None and takes_few_rows(product, buffers):
-        return Choice("rows", "a product of few rows takes in what is around it")
+        return Choice(form, "a product of few rows takes in what is around it")
     if measure is None:
         return Choice("aten", "ATen, nothing is measured without tune")
     library, generated = measure(product.library, buffers)
     times = f"ATen {library * 1e6:.1f} us, generated {generated * 1e6:.1f} us"
     if generated <= GAIN * library:
-        return Choice("dot", f"generated, {times}", generated)
+        return Choice(form, f"generated, {times}", generated)
     return Choice("aten", f"ATen, {times}", library)
 
 

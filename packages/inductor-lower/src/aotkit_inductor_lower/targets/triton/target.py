@@ -72,7 +72,7 @@ class TritonTarget:
     def choose(
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
-        """``tl.dot`` where that is asked for everywhere, or measured to be faster."""
+        """Kernels where those are asked for everywhere or measured to be faster, and of few rows by a rule."""
         return choose_form(product, buffers, options, measure)
 
     def choose_convolution(
