@@ -20,6 +20,7 @@ from aotkit_inductor_lower.targets.triton import (
     resource_facts,
     vector_bytes,
 )
+from aotkit_inductor_lower.targets.triton.binary import contents_of
 from aotkit_inductor_lower.targets.triton.target import TritonTarget
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -220,14 +221,57 @@ def test_queries_keys_and_values_share_a_launch() -> None:
     assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 
-def test_what_is_repeated_for_heads_is_computed_where_it_is_stored() -> None:
-    def program(x: torch.Tensor, cosine: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        turned = x.view(1, 1, 4, 64) * cosine
-        return torch.mm(turned.expand(4, 3, 4, 64).reshape(48, 64), torch.ones(64, 8)), turned.sum()
+def decoder_layer(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """One token's, with two heads of queries that share one of keys and values."""
+    first, q, k, v, out, second, gate, up, down = weights
 
-    args = some(torch.float32, (256,), (64,))
-    lowered = lower(program, args)
-    reasons = [str(each) for each in lowered.records if each.kind == "inline"]
-    got, want = bind_program(lowered.program)(list(args)), program(*args)
-    torch.testing.assert_close(got, list(want))
-    assert reasons
+    def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return scale * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x * cosine + torch.cat([-x[..., 32:], x[..., :32]], -1) * sine
+
+    normal = norm(x, first)
+    heads = [F.linear(normal, weight).view(len(x), 1, -1, 64).transpose(1, 2) for weight in (q, k, v)]
+    keys, values = (each.expand(len(x), 2, 1, 64) for each in (turned(heads[1]), heads[2]))
+    found = F.scaled_dot_product_attention(turned(heads[0]), keys.contiguous(), values.contiguous())
+    x = x + F.linear(found.transpose(1, 2).reshape(x.shape), out)
+    normal = norm(x, second)
+    return x + F.linear(F.silu(F.linear(normal, gate)) * F.linear(normal, up), down)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_token_takes_five_launches_a_layer_beside_attention(rows: int) -> None:
+    shapes = (128,), (128, 128), (64, 128), (64, 128), (128, 128), (128,), (192, 128), (192, 128), (128, 192)
+    args = some(torch.float32, (rows, 1, 128), (64,), (64,), *2 * shapes)
+
+    def program(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *weights: torch.Tensor) -> Any:
+        while weights:
+            x, weights = decoder_layer(x, cosine, sine, *weights[:9]), weights[9:]
+        return (x,)
+
+    whole, once = both = [
+        lower(program, given, contractions="generated", disable=("recognize-attention", "write-out-attention"))
+        for given in (args, args[:12])
+    ]
+    counts = [sum(len(own) for _, own in contents_of(each.program.binary).segments) for each in both]
+    assert counts[0] - counts[1] <= 6 and len(whole.report.externs) <= 2
+    check(once, program, args[:12])
+
+
+def repeated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Heads of keys, turned by their position."""
+    x = x.view(4, 1, len(cosine))
+    half = len(cosine) // 2
+    turned = x * cosine + torch.cat([-x[..., half:], x[..., :half]], -1) * sine
+    return (turned.expand(4, 3, len(cosine)).contiguous(),)
+
+
+def test_few_elements_are_computed_where_they_are_repeated() -> None:
+    args = some(torch.float32, (256,), (64,), (64,))
+    lowered = lower(repeated, args)
+    assert len(lowered.program.kernels) == 1
+    assert "less than a launch" in " ".join(str(each) for each in lowered.records)
+    check(lowered, repeated, args)
+    large = some(torch.float32, (4 * 65536,), (65536,), (65536,))
+    assert "less than a launch" not in " ".join(str(each) for each in lower(repeated, large).records)
