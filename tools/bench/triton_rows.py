@@ -77,7 +77,7 @@ CASES: tuple[Case, ...] = (
 
 
 def source_of(case: Case, rows: int, dtype: torch.dtype = torch.bfloat16) -> KernelSource | None:
-    """The kernel of a product, or nothing where ATen is called."""
+    """The kernel of a product, whether or not ATen would be called; nothing where there are several."""
     shapes = (rows, case.factors), case.shape
 
     def graph(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor]:
@@ -85,7 +85,8 @@ def source_of(case: Case, rows: int, dtype: torch.dtype = torch.bfloat16) -> Ker
 
     args = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
     found = make_fx(graph, decompositions(), tracing_mode="fake")(*[torch.empty_like(a, device="cpu") for a in args])
-    made = compile_to_program(found, options=LowerOptions(processor="triton-interpreter"))
+    options = LowerOptions(processor="triton-interpreter", contractions="generated")
+    made = compile_to_program(found, options=options)
     assert isinstance(made, Compiled)
     kernels = kernels_of(made.program)
     return kernels[0].source if len(kernels) == 1 else None
