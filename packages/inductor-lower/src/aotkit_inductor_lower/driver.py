@@ -72,6 +72,7 @@ from .loop_passes import (
     gather_launches,
     generate_attention,
     generate_contractions,
+    inline_norms,
     inline_producers,
     lay_out_temporaries,
     localize_temporaries,
@@ -172,6 +173,7 @@ LOOP_PASSES = in_order(
     generate_contractions.PASS,  # required: products in tiles, which take in what is made of them
     write_through.PASS,
     localize_temporaries.PASS,
+    inline_norms.PASS,  # which store nothing but what products read, by now
     order_steps.PASS,
     overlap_collectives.PASS,
     fission_long_rows.PASS,  # when the machine is known, as the next

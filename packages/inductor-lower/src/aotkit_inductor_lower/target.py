@@ -116,7 +116,7 @@ class SplitPolicy:
     as; ``None``: such a nest has enough. ``interleaves``: rows of few columns are taken several at once, which fills
     vectors. ``walked``: rows that one unit walks over where it sums their columns beside, in registers, which hold
     ``longest_walked`` elements of a row; 0: the sums lie in memory, and chunks are long. ``product``: products of
-    matrices are cut so; ``None``: as any sum.
+    matrices are cut so; ``None``: as any sum. ``few_rows``: so are those of few rows, which is one more kernel.
     """
 
     units: int
@@ -132,6 +132,7 @@ class SplitPolicy:
     walked: int = 0
     longest_walked: int = 0
     product: ProductSplit | None = None
+    few_rows: bool = True
 
 
 @dataclass(frozen=True, slots=True)

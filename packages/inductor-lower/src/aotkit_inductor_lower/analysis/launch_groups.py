@@ -4,7 +4,8 @@ Note [Launches that are shared]
     A launch takes a device about two microseconds whatever it computes, so small kernels are worth as many launches as
     there are of them. Kernels that follow each other, and of which none reads or writes what another one writes, can be
     one launch: each has program instances of its own in it. They may write parts of the same tensor that lie beside
-    each other. Large kernels gain nothing by that.
+    each other. Large kernels gain nothing by that. Products of few rows with their long sums are such kernels too:
+    those of queries, keys and values read the same row.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Mapping
 from ..ir import Alias, Buffer, BufferKind, CheckedIndex, LoopNest, Program
 from ..ir.walk import buffers_of, contains, instructions
 from .dependencies import Dependencies
+from .few_rows import few_rows
 from .nests import buffer_bytes, iteration_count
 
 __all__ = ["launch_groups", "moved_bytes", "shares_launch"]
 
 MOST_BYTES = 1 << 24  # that a kernel moves which is small
 MOST_MEMBERS = 64
+_MOST_BYTES_OF_ROWS = 1 << 26  # that a product of few rows moves: its instances are as many as it has columns
 _LONGEST_SUM = 256  # iterations of a stage
 
 
@@ -63,6 +66,8 @@ def shares_launch(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         return False
     if contains(instructions(nest.stages), CheckedIndex):
         return False
+    if few_rows(nest.outer, nest.stages) is not None:
+        return moved_bytes(nest, buffers) <= _MOST_BYTES_OF_ROWS
     short = all(iteration_count(stage.ranges) <= _LONGEST_SUM for stage in nest.stages)
     return short and moved_bytes(nest, buffers) <= MOST_BYTES
 

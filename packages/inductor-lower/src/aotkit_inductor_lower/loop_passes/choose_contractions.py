@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
-from ..ir.walk import buffers_of
+from ..ir.walk import buffers_of, without_single_iterations
 from ..passes import Decision, Pass, PassContext
 from ..target import Choice
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
 from .fold_pads import Pads
 from .inline_operands import Producers
+from .reshaped_views import through_views
 from .take_choice import listed, take_choice
 
 __all__ = ["PASS", "choose_contractions"]
@@ -34,7 +35,8 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
         return program
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     known = _with_views_of_constants(program) if ctx.options.pack_constants else buffers_of(program)
-    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None)
+    views = {step.result: step for step in program.steps if isinstance(step, Alias)}
+    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views)
     steps: list[Step] = []
     names = {step.name for step in program.steps}
     buffers, pads = program.buffers, None
@@ -67,12 +69,14 @@ def _with_views_of_constants(program: Program) -> dict[str, Buffer]:
 
 @dataclass(slots=True)
 class _Chooser:
-    """``producers``: what may become part of a product, ``None`` if nothing may. ``known``: what was chosen before."""
+    """``producers``: what may become part of a product, ``None`` if nothing may. ``known``: what was chosen before.
+    ``views``: the aliases of the program, by what they are called."""
 
     ctx: PassContext
     buffers: Mapping[str, Buffer]
     producers: Producers | None
     known: dict[str, Choice] = field(default_factory=dict)
+    views: Mapping[str, Alias] = field(default_factory=dict)
 
     def chosen(self, position: int, product: Contraction) -> Step:
         """What becomes of a contraction, the step at a position."""
@@ -93,7 +97,12 @@ class _Chooser:
             ctx.decisions.extend(Decision("inline", nest.name, product.name, True, why) for nest in producers)
             return replace(whole, library=None, precision=choice.precision)
         product = replace(product, precision=choice.precision)
-        return product if ctx.target.capabilities.tiles_products else product.as_nest()
+        if ctx.target.capabilities.tiles_products:
+            return product
+        nest = product.as_nest()
+        return (
+            through_views(without_single_iterations(nest), self.views, self.buffers) if choice.form == "rows" else nest
+        )
 
     def choice(self, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]) -> tuple[Choice, str]:
         """Who computes a product, and what the product is known by."""

@@ -42,6 +42,8 @@ __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 _PART = 12  # instructions of what many readers take parts of
 _READERS = 3  # of what is dear, where a target computes it again; some of them come together
 _SMALL = 4  # times that memory is smaller than what is made of it, from which it is read again rather
+_TIMES = 8  # that an element is computed rather than waited for, of
+_FEW_ELEMENTS = 1 << 13
 _WEIGHED = 8  # times the work that is done again elsewhere may be done on what is small, by all readers together
 
 
@@ -140,6 +142,9 @@ def _verdict(
         return "computing it again costs no more than loading it", True
     if device and not repeated and _from_little(nest, buffers[buffer], nests, passes, buffers, options):
         return "what it is computed from is much smaller and lies in a cache", True
+    launches = ctx.target.capabilities.shares_launches and not (heavy or divides)
+    if launches and passes == 1 and widest <= min(_TIMES * elements, _FEW_ELEMENTS) and size <= 40:
+        return "computing so few elements several times takes less than a launch", True
     if passes == 1:
         return "its reader would compute each element many times", False
     return f"it has {passes} readers and is dear to compute again", False

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ..analysis.few_rows import few_rows
 from ..analysis.reduction_patterns import WelfordPair, welford_pair
 from ..ir import Buffer, BufferKind, LoopNest, Program, Step
 from ..ir.walk import buffers_of, instructions, reduces, stores
@@ -78,6 +79,9 @@ def _reducing_stage(nest: LoopNest, buffers: Mapping[str, Buffer], target: Targe
     done twice that may be done once only."""
     ranged = [k for k, stage in enumerate(nest.stages) if stage.ranges]
     squares = _squares(nest, ranged[0], target) if len(ranged) == 2 else None
+    whole = target.split_policy is not None and not target.split_policy.few_rows
+    if whole and few_rows(nest.outer, nest.stages) is not None:
+        return None
     if len(ranged) != (2 if squares else 1) or nest.combines or set(nest.reads) & set(nest.writes):
         return None
     if squares is not None and not stands_alone(nest, ranged[0], squares):

@@ -1,4 +1,4 @@
-"""What options decide: which products are kernels around ``tl.dot`` (all, what is measured faster, or was), and who
+"""What options decide: which products are kernels (of few rows, all, what is measured faster, or was), and who
 launches."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from ...ir import Buffer, BufferRef, Contraction, ExternCall
 from ...ops.dtypes import DType, dtype_from_torch_name
 from ...options import LowerOptions
 from ...target import Capabilities, Choice, Measure
+from .few_rows import is_few_rows, takes_few_rows
 
 __all__ = ["choose_form", "shares_launches"]
 
@@ -23,11 +24,15 @@ def choose_form(
     measure: Measure | None,
     capabilities: Capabilities,
 ) -> Choice:
-    """``"dot"`` or ``"aten"``, with the times that speak for it, or Note [Odd rows of a result] in :mod:`.products`."""
+    """``"dot"``, ``"rows"`` or ``"aten"``, with the times that speak for it, or Note [Odd rows of a result] in
+    :mod:`.products`."""
     if product.accumulate is not DType.F32:
-        return Choice("aten", f"tl.dot sums in f32, not in {product.accumulate.value}")
+        return Choice("aten", f"kernels of products sum in f32, not in {product.accumulate.value}")
+    form = "rows" if is_few_rows(product) else "dot"
     if options.contractions == "generated" or product.library is None:
-        return Choice("dot", "every product is generated")
+        return Choice(form, "every product is generated")
+    if measure is None and takes_few_rows(product, buffers):
+        return Choice(form, "a product of few rows takes in what is around it")
     if measure is None and capabilities.stores_odd_rows and _stores_odd_rows(product.library, buffers, capabilities):
         return Choice("dot", "generated, rows of the result begin anywhere")
     if measure is None:
@@ -35,7 +40,7 @@ def choose_form(
     library, generated = measure(product.library, buffers)
     times = f"ATen {library * 1e6:.1f} us, generated {generated * 1e6:.1f} us"
     if generated <= GAIN * library:
-        return Choice("dot", f"generated, {times}", generated)
+        return Choice(form, f"generated, {times}", generated)
     return Choice("aten", f"ATen, {times}", library)
 
 

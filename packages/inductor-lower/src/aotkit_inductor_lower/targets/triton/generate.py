@@ -22,8 +22,10 @@ from .autotune import LIMITS, Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
 from .compile import Compiler, code_identity, compile_all, compile_kernel
 from .errors import TritonError
+from .few_rows import rows_site
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
+from .render.few_rows import emit_rows
 from .render.kernel import emit_kernel
 from .render.matmul import dot_site, product_sources
 from .render.names import function_name
@@ -270,6 +272,9 @@ class _Kernels:
 
     def _sources(self, kernel: Kernel) -> tuple[KernelSource, ...]:
         """The ways to write a kernel; one, unless they are to be compared."""
+        rows = rows_site(kernel)
+        if rows is not None:
+            return (emit_rows(kernel, rows, self.asserts, self.fast, self.memory),)
         if dot_site(kernel) is not None:
             return product_sources(
                 kernel,

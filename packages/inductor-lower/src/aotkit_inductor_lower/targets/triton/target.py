@@ -39,6 +39,7 @@ SPLITS = SplitPolicy(
     walked=16,
     longest_walked=TileLimits().row,
     product=ProductSplit(units=128),
+    few_rows=False,
 )
 
 
@@ -60,7 +61,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         recomputes=1,
         atomics=ATOMIC,
         coalesces=True,
-        contraction_forms=("dot",),
+        contraction_forms=("dot", "rows"),
         stores_odd_rows=_was_measured(device),
     )
 
@@ -85,7 +86,8 @@ class TritonTarget:
     def choose(
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
-        """``tl.dot`` where that is asked for everywhere, or measured to be faster, now or once for all."""
+        """Kernels where those are asked for everywhere or measured to be faster, now or once for all, and of few rows
+        by a rule."""
         return choose_form(product, buffers, options, measure, self.capabilities)
 
     def choose_convolution(

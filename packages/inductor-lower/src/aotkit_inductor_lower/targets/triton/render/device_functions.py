@@ -263,6 +263,11 @@ def reduce_sum(x, axis: tl.constexpr):
 
 
 @jit
+def fold_sum(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, combine_sum)
+
+
+@jit
 def reduce_prod(x, axis: tl.constexpr):
     return tl.reduce(x, axis, combine_prod, keep_dims=True)
 
