@@ -71,7 +71,7 @@ def test_generated_products_take_fuel_and_atens_calls_none() -> None:
     ctx = PassContext.of(options, target=DEVICE)
     assert chosen(ctx) == ["LoopNest", "LoopNest", "LoopNest", "ExternCall"] and ctx.fuel.used == 3
     assert [d.fused for d in made(ctx)] == [True, True, True, False]
-    assert "tl.dot sums in f32, not in f64" in str(made(ctx)[3])
+    assert "kernels of products sum in f32, not in f64" in str(made(ctx)[3])
     for fuel in range(4):
         ctx = PassContext.of(LowerOptions(contractions="generated", fuel=fuel), target=DEVICE)
         assert chosen(ctx) == ["LoopNest"] * fuel + ["ExternCall"] * (4 - fuel)

@@ -221,6 +221,14 @@ def test_queries_keys_and_values_share_a_launch() -> None:
     assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 
+def test_long_products_that_share_a_launch_keep_their_threads() -> None:
+    args = some(torch.float32, (1, 3072), (3072, 200), (3072, 104))
+    lowered = lower(lambda x, a, b: (x @ a, x @ b), args)
+    (kernel,) = kernels_of(lowered.program)
+    assert kernel.source.config.num_warps == 8 and "_and_more" in kernel.source.name
+    assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
+
+
 def decoder_layer(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     """One token's, with two heads of queries that share one of keys and values."""
     first, q, k, v, out, second, gate, up, down = weights

@@ -29,7 +29,7 @@ from .render.few_rows import emit_rows
 from .render.kernel import emit_kernel
 from .render.matmul import dot_site, product_sources
 from .render.names import function_name
-from .render.together import Member, emit_together, may_join
+from .render.together import SHARED_WARPS, Member, emit_together, may_join
 from .walked_rows import needless_zeros
 
 __all__ = ["Launched", "Rendered", "assemble", "render_program", "to_program"]
@@ -243,14 +243,16 @@ class _Kernels:
     def _shared(self, nests: tuple[LoopNest, ...]) -> Iterator[Launched]:
         """One launch of all, if their kernels allow it."""
         members: list[Member] = []
+        warps = SHARED_WARPS
         for nest in nests if len(nests) > 1 else ():
             (source,) = map(self._with_alignment, self._sources(self.of[nest.name]))
+            if rows_site(self.of[nest.name]) is not None:  # which is read by as many threads as it was cut up for
+                warps = max(warps, source.config.num_warps)
             if may_join(source):
                 slots = tuple(self._argument_slot(nest, a) for a in source.arguments)
                 members.append((self._named(source), slots, _count(source)))
-        made = (
-            emit_together(f"{function_name(nests[0].name)}_and_more", members) if len(members) == len(nests) else None
-        )
+        name = f"{function_name(nests[0].name)}_and_more"
+        made = emit_together(name, members, warps) if len(members) == len(nests) else None
         if made is None or not members:
             yield from map(self.launch, nests)
             return

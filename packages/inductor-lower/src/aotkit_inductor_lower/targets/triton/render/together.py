@@ -23,10 +23,10 @@ from ..records import Config, KernelArgument, KernelSource
 from .names import argument_name
 from .prelude import prelude_for
 
-__all__ = ["MOST_POINTERS", "Member", "emit_together", "may_join"]
+__all__ = ["MOST_POINTERS", "SHARED_WARPS", "Member", "emit_together", "may_join"]
 
 MOST_POINTERS = 160  # of one kernel
-_WARPS = 4
+SHARED_WARPS = 4
 
 Member = tuple[KernelSource, tuple[str, ...], int]
 """A kernel, the frame entries of its arguments, and how many program instances it has."""
@@ -37,7 +37,9 @@ def may_join(source: KernelSource) -> bool:
     return not source.checks and all(a.kind == "pointer" for a in source.arguments)
 
 
-def emit_together(name: str, members: Sequence[Member]) -> tuple[KernelSource, tuple[str, ...]] | None:
+def emit_together(
+    name: str, members: Sequence[Member], warps: int = SHARED_WARPS
+) -> tuple[KernelSource, tuple[str, ...]] | None:
     """The kernel that computes all ``members``, and the frame entries of its arguments. ``None`` where they take the
     same memory for different types, or more than :data:`MOST_POINTERS`."""
     arguments: dict[str, KernelArgument] = {}
@@ -61,7 +63,7 @@ def emit_together(name: str, members: Sequence[Member]) -> tuple[KernelSource, t
         start += sum(count for *_, count in group)
     head = ["# " + ", ".join(alike), "@jit", f"def {name}({', '.join(parameters.values())}):"]
     body = "\n\n\n".join([*functions, "\n".join([*head, *(f"    {line}" for line in lines)])]) + "\n"
-    grid, config = ((to_expr(start), None),), Config((), num_warps=_WARPS)
+    grid, config = ((to_expr(start), None),), Config((), num_warps=warps)
     fast = any(source.fast for source, *_ in members)
     text = prelude_for(body) + body
     return KernelSource(name, text, tuple(arguments.values()), grid, config, False, False, fast), tuple(arguments)
