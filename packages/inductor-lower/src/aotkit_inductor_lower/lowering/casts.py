@@ -20,8 +20,12 @@ from .values import View
 __all__ = ["FLOAT8_TARGETS", "TABLE"]
 
 TABLE = RuleTable("casts")
-FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats
-    target.default for target in (aten._to_copy, aten.clone, aten.copy, prims.convert_element_type, prims.clone)
+FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats: conversions, copies, and views that are no copies
+    (
+        *(t.default for t in (aten._to_copy, aten.clone, aten.copy, prims.convert_element_type, prims.clone)),
+        *(aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default),
+        *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+    )
 )
 
 
