@@ -30,7 +30,7 @@ from .inline_producers import join_origins
 
 __all__ = ["Producers"]
 
-MOST = 40  # instructions of an operand: an 8-bit float is widened by 22
+MOST = 40  # instructions of an operand: widening an 8-bit float is 16 of them
 
 #: From the place of an element in a view to its place in the view's base.
 _Place = Callable[[tuple[Expr, ...]], tuple[Expr, ...]]
