@@ -47,6 +47,7 @@ def test_greedy_tokens_are_eagers_in_two_graphs() -> None:
     assert counters["stats"]["unique_graphs"] == 2, "a second call compiles nothing"
 
 
+@pytest.mark.nightly("`test_greedy_tokens_are_eagers_in_two_graphs` compares 64")
 def test_two_hundred_greedy_tokens_of_float32_are_eagers() -> None:
     """Not one of them is chosen otherwise, by weights large enough that few tokens repeat."""
     model, prompt = make_model(initializer_range=0.2), torch.randint(0, 500, (1, 12))

@@ -1,14 +1,14 @@
-"""Conversions from and to the 8-bit floats, in integer arithmetic on their bits: the same on every target.
+"""Conversions from and to the 8-bit floats, by arithmetic on their bits: the same on every target.
 
 Note [8-bit floats]
     The loop IR holds an 8-bit float as its bits, a u8, and only conversions and copies are generated: eager computes
     hardly anything else in these types, and devices before sm_89 do not convert them. Both formats lie within float16,
-    subnormal numbers included: ``float8_e5m2`` is its upper byte, and ``float8_e4m3fn`` has an exponent of one bit less,
-    so that its bits are those of the number divided by 256. A float32 becomes one by
-    dropping mantissa bits, rounded to nearest with ties to even: half of the dropped part, less one, plus the last
-    bit that stays, is added first. A result below the smallest normal one is rounded by adding a power of two whose
-    last mantissa bit is the smallest subnormal. ``float8_e4m3fn`` has no infinities: what is too large becomes the
-    largest value, as in eager from torch 2.13 on, and nan before; in ``float8_e5m2`` it becomes infinite.
+    subnormal numbers included: ``float8_e5m2`` is its upper byte, and ``float8_e4m3fn`` has an exponent of one bit
+    less, so that its bits are those of the number divided by 256. A float32 becomes one by dropping mantissa bits,
+    rounded to nearest with ties to even: half of the dropped part, less one, plus the last bit that stays, is added
+    first. A result below the smallest normal one is rounded by adding a power of two whose last mantissa bit is the
+    smallest subnormal. ``float8_e4m3fn`` has no infinities: what is too large becomes the largest value, as in eager
+    from torch 2.13 on, and nan before; in ``float8_e5m2`` it becomes infinite.
 """
 
 from __future__ import annotations
