@@ -47,6 +47,16 @@ def test_greedy_tokens_are_eagers_in_two_graphs() -> None:
     assert counters["stats"]["unique_graphs"] == 2, "a second call compiles nothing"
 
 
+@pytest.mark.nightly("`test_greedy_tokens_are_eagers_in_two_graphs` compares 64")
+def test_two_hundred_greedy_tokens_of_float32_are_eagers() -> None:
+    """Not one of them is chosen otherwise, by weights large enough that few tokens repeat."""
+    model, prompt = make_model(initializer_range=0.2), torch.randint(0, 500, (1, 12))
+    how = {**HOW, "max_new_tokens": 200}
+    expected = model.generate(prompt, **how)
+    assert expected.unique().numel() > 100
+    assert torch.equal(compiled(model).generate(prompt, **how), expected)
+
+
 def test_a_third_graph_serves_prompts_of_all_other_lengths() -> None:
     model = make_model(num_hidden_layers=1)
     prompts = [torch.randint(0, 500, (1, length)) for length in (12, 7, 9, 5)]

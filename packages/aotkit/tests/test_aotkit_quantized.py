@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import aotkit
+from aotkit_inductor_lower.targets.cpu import host_machine
 
 decomposed = torch.ops.quantized_decomposed
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -95,6 +96,40 @@ BY_ATEN: list[tuple[str, Callable[..., Any], tuple[Tensor, ...]]] = [
 def test_operators_that_stay_whole_give_eagers_integers(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     reports = check(fn, *args)
     assert any(report.externs for report in reports)
+
+
+def linear_of_channels(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    weight = decomposed.dequantize_per_channel(w, scales[:, 0].contiguous(), zeros[:, 0].contiguous(), 0, *INT8)
+    return F.linear(x, weight.to(x.dtype))
+
+
+def linear_of_groups(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    return F.linear(x, decomposed.dequantize_per_channel_group(w, scales, zeros, *INT8, 64, x.dtype))
+
+
+def linear_of_groups_without_zeros(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    return F.linear(x, decomposed.dequantize_per_channel_group(w, scales, None, *INT8, 64, x.dtype))
+
+
+@pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fn", [linear_of_channels, linear_of_groups, linear_of_groups_without_zeros])
+def test_weights_of_exported_models_are_dequantized_in_the_product(
+    fn: Callable[..., Tensor], dtype: torch.dtype, rows: int
+) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(rows, 256).to(dtype), torch.randint(-128, 128, (128, 256), dtype=torch.int8)
+    scales, zeros = torch.rand(128, 4) / 50, torch.randint(-5, 5, (128, 4), dtype=torch.int32)
+    torch._dynamo.reset()
+    recorder = aotkit.Recorder()
+    options = {"fallback": "error", "cache": False, "observer": recorder}
+    got, want = torch.compile(fn, backend="aotkit", options=options)(x, w, scales, zeros), fn(x, w, scales, zeros)
+    true = x.double() @ fn(torch.eye(256, dtype=dtype), w, scales, zeros).double()
+    off, eager = ((y.double() - true).abs().max().item() for y in (got, want))
+    assert got.dtype is dtype and off <= 1.5 * (eager + 2e-7 * true.abs().max().item())
+    (graph,) = recorder.graphs
+    assert graph.report.kernel_count == 1 and not graph.report.externs
 
 
 @pytest.mark.covers("F5g.25")

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.symbolic import product
 from aotkit_inductor_lower.targets.cpu import host_machine
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
@@ -203,6 +204,60 @@ def test_keys_that_no_query_sees_are_not_read(mode: str, rows: int, dtype: torch
             keys, values = k.clone(), v.clone()
             keys[:, :, place + rows :] = values[:, :, place + rows :] = garbage
             assert torch.equal(made([q, keys, values, torch.tensor([place])])[0], want)
+
+
+def in_window(width: int) -> Program:
+    """A mask as transformers writes it for layers with a sliding window: of the keys up to each query's place the last
+    ones."""
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        keys = torch.arange(k.shape[2])[None, None, None]
+        queries = (torch.arange(q.shape[2]) + place)[None, None, :, None]
+        seen = ((keys <= queries) & (keys > queries - width)).expand(q.shape[0], 1, q.shape[2], k.shape[2])
+        hidden, other = (torch.scalar_tensor(x, dtype=q.dtype) for x in (-torch.inf, 0.0))
+        return attention(q, k, v, torch.where(seen, other, hidden))
+
+    return f
+
+
+@pytest.mark.sample(ways=2)
+@pytest.mark.parametrize("width", [1, 16, 100])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_outside_of_a_sliding_window_are_not_read(width: int, rows: int, dtype: torch.dtype) -> None:
+    q, k, v = operands(rows, length=300, dtype=dtype, batch=1)
+    f = in_window(width)
+    for place in (5, 140, 299 - rows):
+        made, where = check(f, q, k, v, torch.tensor([place])), torch.tensor([place])
+        (want,) = made([q, k, v, where])
+        for garbage in (torch.nan, torch.inf, 1e30):
+            keys, values = k.clone(), v.clone()
+            for behind in (slice(place + rows, None), slice(0, max(0, place - width + 1))):
+                keys[:, :, behind] = values[:, :, behind] = garbage
+            assert torch.equal(made([q, keys, values, where])[0], want)
+
+
+@pytest.mark.sample(ways=2)
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cache_of_bytes_is_widened_where_it_is_read(dtype: torch.dtype, rows: int, groups: int) -> None:
+    """Keys and values of int8 with a scale for each: neither is in memory as anything else, and hidden ones are not
+    read."""
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        keys, values = (repeated(x.to(q.dtype) * s.to(q.dtype), 4 // groups) for x in (k, v))
+        return steps_seen("float")(q, keys, values, place)
+
+    q, _, _ = operands(rows, dtype=dtype, batch=1)
+    k, v = (torch.randint(-128, 128, (1, groups, 300, 32), dtype=torch.int8) for _ in "kv")
+    scales, place = torch.rand(1, groups, 300, 1) / 100, torch.tensor([140])
+    made = check(f, q, k, v, scales, place)
+    plan = made.compiled.plan
+    assert sum(product(plan.buffer(held.buffer).sizes).constant or 0 for held in plan.arena) < k.numel()
+    scales[:, :, 140 + rows :] = torch.nan
+    assert torch.equal(made([q, k, v, scales, place])[0], made([q, k, v, scales.nan_to_num(1e30), place])[0])
+    assert not made([q, k, v, scales, place])[0].isnan().any()
 
 
 def test_other_masks_read_all_keys() -> None:

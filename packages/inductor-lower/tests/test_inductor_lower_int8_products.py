@@ -118,6 +118,63 @@ def test_activations_may_be_quantized_in_the_same_graph(written: list[FewRowsOfB
     assert len(written) == 1
 
 
+def shifted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The product of signed bytes as torchao writes it for processors with VNNI."""
+    unsigned = (x.to(torch.int32) + 128).to(torch.uint8)
+    return torch._int_mm(unsigned, w.t()) - w.t().sum(dim=0, keepdim=True, dtype=torch.int32) * 128
+
+
+@needs_bytes
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_bytes_that_were_shifted_for_the_processor_are_multiplied_as_they_were(
+    rows: int, written: list[FewRowsOfBytes]
+) -> None:
+    """Nothing is left of the shift, nor of the sum of all weights that takes it away."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (shifted(x, w).float() * rows).bfloat16() * scale
+
+    for columns, summed in ((16, 16), (70, 130), (128, 1000)):
+        x, w = some_bytes(rows, summed), some_bytes(columns, summed)
+        made = equals_eager(f, x, w, torch.rand(rows, 1), torch.rand(columns))
+        assert made.report().kernel_count == 1 and not made.report().externs
+    assert len(written) == 3
+
+
+def test_shifted_bytes_of_many_rows_are_one_call() -> None:
+    made = equals_eager(shifted, some_bytes(40, 64), some_bytes(48, 64))
+    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
+    assert made.report().kernel_count == 0
+
+
+@pytest.mark.parametrize("given", ["another weight", "another shift", "another factor", "not shifted", "shifted twice"])
+def test_what_only_looks_like_shifted_bytes_stays_as_it_is(given: str) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.int32) + (127 if given == "another shift" else 128)
+        unsigned = (wide + 128 if given == "shifted twice" else wide).to(torch.uint8)
+        unsigned = x.to(torch.uint8) if given == "not shifted" else unsigned
+        weights = (other if given == "another weight" else w).t().sum(dim=0, keepdim=True, dtype=torch.int32)
+        return torch._int_mm(unsigned, w.t()) - weights * (64 if given == "another factor" else 128)
+
+    equals_eager(f, some_bytes(3, 40), some_bytes(70, 40), some_bytes(70, 40))
+
+
+@needs_bytes
+def test_products_that_share_shifted_bytes_read_them_as_they_were(written: list[FewRowsOfBytes]) -> None:
+    """As queries, keys and values do. The shift is computed for who else asks for it."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        u = (x.to(torch.int32) + 128).to(torch.uint8)
+        both = (torch._int_mm(u, m.t()) - m.t().sum(dim=0, keepdim=True, dtype=torch.int32) * 128 for m in (w, v))
+        return (*both, u)
+
+    x, w, v = some_bytes(1, 96), some_bytes(64, 96), some_bytes(32, 96)
+    made = compile_graph(make_fx(f, tracing_mode="fake")(x, w, v), options=LowerOptions(contractions="generated"))
+    assert not made.report().externs and len(written) == 2
+    for got, want in zip(made([x, w, v]), f(x, w, v), strict=True):
+        assert isinstance(got, torch.Tensor) and torch.equal(got, want)
+
+
 @needs_bytes
 def test_a_product_is_the_same_on_one_thread_and_on_two(threads: Callable[[int], None]) -> None:
     x, w = some_bytes(3, 1000), some_bytes(3000, 1000)

@@ -136,3 +136,32 @@ def test_other_8_bit_floats_and_arithmetic_are_left_to_aten_with_the_reason() ->
     compiled = compile_graph(graph(lambda a: (a.t().contiguous(), torch.cat([a, a]), a.view(torch.uint8)), small))
     for got, want in zip(compiled([small]), (small, torch.cat([small, small]), small.view(torch.uint8)), strict=True):
         assert_same(got, want)
+
+
+@pytest.mark.parametrize("source", TYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_views_of_8_bit_floats_are_no_calls(way: Callable[..., Any], source: torch.dtype) -> None:
+    """Read where they lie; and where they leave the graph, still views of the argument."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned = x.t().view(4, 8, 16).permute(1, 0, 2).unsqueeze(1).transpose(0, 3)
+        return turned, turned.float() * 2, turned.squeeze(2).to(torch.bfloat16)
+
+    x = torch.arange(256).repeat(2).to(torch.uint8).view(source).view(32, 16).t()
+    for got, want in zip(way(f, x), f(x), strict=True):
+        assert_same(got, want)
+        assert got.stride() == want.stride()
+
+
+def test_views_of_8_bit_floats_are_views_to_calls() -> None:
+    """Also where one writes."""
+    x = torch.randn(6, 8).to(torch.float8_e4m3fn)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.clone()
+        y.t().copy_(x.view(8, 6))
+        return y, y.view(48).float(), torch.cat([x.t(), y.view(8, 6)])
+
+    compiled = compile_graph(graph(f, x))
+    for got, want in zip(compiled([x]), f(x), strict=True):
+        assert_same(got, want)

@@ -43,6 +43,7 @@ from .graph_passes import (
     reuse_reductions,
     simplify,
     slice_strided_images,
+    unshift_bytes,
     write_out_attention,
 )
 from .graph_passes.fake_values import graph_constants, with_fake_values
@@ -153,6 +154,7 @@ GRAPH_PASSES = in_order(
     pad_products.PASS,
     reuse_reductions.PASS,
     common_subexpressions.PASS,
+    unshift_bytes.PASS,  # after: a weight and its sum read one view
     channels_last.PASS,
     slice_strided_images.PASS,  # required: a kernel of oneDNN is wrong
     reinplace.PASS,

@@ -12,7 +12,7 @@ from ..ir import BufferKind, DType
 from .access import Value, ViewBuilder
 from .constants import fill
 from .context import LoweringContext
-from .float8 import FLOAT8, decode, encode
+from .float8 import FLOAT8, decode, encode, narrowed
 from .promotion import ir_dtype
 from .registry import RuleTable, aten, prims
 from .values import View
@@ -20,8 +20,12 @@ from .values import View
 __all__ = ["FLOAT8_TARGETS", "TABLE"]
 
 TABLE = RuleTable("casts")
-FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats
-    target.default for target in (aten._to_copy, aten.clone, aten.copy, prims.convert_element_type, prims.clone)
+FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats: conversions, copies, and views that are no copies
+    (
+        *(t.default for t in (aten._to_copy, aten.clone, aten.copy, prims.convert_element_type, prims.clone)),
+        *(aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default),
+        *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+    )
 )
 
 
@@ -66,6 +70,7 @@ def _convert_float8(ctx: LoweringContext, node: Node, x: View) -> View:
 def _to_float8(nest: ViewBuilder, x: View, value: Value, to: torch.dtype) -> Value:
     if x.dtype in FLOAT8:
         value = decode(nest, value, FLOAT8[x.dtype])
+        value = narrowed(nest, value) if to is torch.bfloat16 else value
     return encode(nest, nest.cast(value, DType.F32), FLOAT8[to]) if to in FLOAT8 else value
 
 

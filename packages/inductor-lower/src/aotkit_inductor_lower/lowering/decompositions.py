@@ -50,7 +50,7 @@ rrelu_with_noise_backward unsqueeze_copy view_copy alias_copy _reshape_copy deta
 
 _QUANTIZATIONS = """
 quantize_per_tensor dequantize_per_tensor quantize_per_channel dequantize_per_channel quantize_per_token
-dequantize_per_token
+dequantize_per_token dequantize_per_channel_group
 """
 
 

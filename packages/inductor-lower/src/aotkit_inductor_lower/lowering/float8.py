@@ -1,16 +1,19 @@
-"""Conversions from and to the 8-bit floats, in integer arithmetic on their bits: the same on every target.
+"""Conversions from and to the 8-bit floats, by arithmetic on their bits: the same on every target.
 
 Note [8-bit floats]
     The loop IR holds an 8-bit float as its bits, a u8, and only conversions and copies are generated: eager computes
-    hardly anything else in these types, and devices before sm_89 do not convert them. A float32 becomes one by
-    dropping mantissa bits, rounded to nearest with ties to even: half of the dropped part, less one, plus the last
-    bit that stays, is added first. A result below the smallest normal one is rounded by adding a power of two whose
-    last mantissa bit is the smallest subnormal. ``float8_e4m3fn`` has no infinities: what is too large becomes the
-    largest value, as in eager from torch 2.13 on, and nan before; in ``float8_e5m2`` it becomes infinite.
+    hardly anything else in these types, and devices before sm_89 do not convert them. Both formats lie within float16,
+    subnormal numbers included: ``float8_e5m2`` is its upper byte, and ``float8_e4m3fn`` has an exponent of one bit
+    less, so that its bits are those of the number divided by 256. A float32 becomes one by dropping mantissa bits,
+    rounded to nearest with ties to even: half of the dropped part, less one, plus the last bit that stays, is added
+    first. A result below the smallest normal one is rounded by adding a power of two whose last mantissa bit is the
+    smallest subnormal. ``float8_e4m3fn`` has no infinities: what is too large becomes the largest value, as in eager
+    from torch 2.13 on, and nan before; in ``float8_e5m2`` it becomes infinite.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +23,7 @@ from .._torch_compat import large_numbers_become_float8
 from ..ir import DType
 from .access import Value, ViewBuilder
 
-__all__ = ["FLOAT8", "Float8", "decode", "encode"]
+__all__ = ["FLOAT8", "Float8", "decode", "encode", "narrowed"]
 
 _BIAS, _MANTISSA = 127, 23  # of float32
 
@@ -46,6 +49,8 @@ FLOAT8: Mapping[torch.dtype, Float8] = {
     torch.float8_e5m2: Float8(2, 15, 0x7C, 0x47800000),  # 65536
 }
 _NAN = 0x7F
+_BIAS_OF_HALF = 15
+_SIGN_AND_NUMBER = -0x4080  # bits of a float16: all but the upper one of the exponent, and those that stay empty
 _NAN_IF_LARGE = Float8(3, 7, _NAN, 0x43E80001)  # above 464, which is rounded to 448
 _INFINITE = 0x7F800000
 
@@ -76,22 +81,20 @@ def encode(nest: ViewBuilder, value: Value, format_: Float8) -> Value:
 
 
 def decode(nest: ViewBuilder, code: Value, format_: Float8) -> Value:
-    """The f32 of a u8: exact."""
+    """The f16 or f32 of a u8: exact."""
+    if format_.overflow == 0x7C:
+        return nest.op("bitcast", nest.op("shl", nest.cast(code, DType.I16), nest.const(8, DType.I16)), to=DType.F16)
+    wide = nest.cast(nest.op("bitcast", code, to=DType.I8), DType.I16)  # the sign is in all upper bits
+    moved = nest.op("shl", wide, nest.const(10 - format_.mantissa, DType.I16))
+    small = nest.op("bitwise_and", moved, nest.const(_SIGN_AND_NUMBER, DType.I16))
+    scale = nest.const(2.0 ** (_BIAS_OF_HALF - format_.bias), DType.F32)
+    number = nest.op("mul", nest.cast(nest.op("bitcast", small, to=DType.F16), DType.F32), scale)
+    size = nest.op("bitwise_and", wide, nest.const(_NAN, DType.I16))
+    return nest.where(nest.op("eq", size, nest.const(_NAN, DType.I16)), nest.const(math.nan, DType.F32), number)
 
-    def number(n: int) -> Value:
-        return nest.const(n, DType.I32)
 
-    wide = nest.cast(code, DType.I32)
-    size = nest.op("bitwise_and", wide, number(0x7F))
-    sign = nest.op("shl", nest.op("bitwise_and", wide, number(0x80)), number(24))
-    moved = nest.op("shl", size, number(format_.shift))
-    normal = nest.op("add", moved, number((_BIAS - format_.bias) << _MANTISSA))
-    smallest = nest.const(2.0 ** (1 - format_.bias - format_.mantissa), DType.F32)
-    subnormal = nest.op("bitcast", nest.op("mul", nest.cast(size, DType.F32), smallest), to=DType.I32)
-    bits = nest.where(nest.op("lt", size, number(1 << format_.mantissa)), subnormal, normal)
-    special = number(0x7FC00000)
-    if format_.overflow == 0x7C:  # infinities, and above them nan
-        special = nest.where(nest.op("eq", size, number(format_.overflow)), number(_INFINITE), special)
-    first = format_.overflow if format_.overflow == 0x7C else _NAN
-    bits = nest.where(nest.op("ge", size, number(first)), special, bits)
-    return nest.op("bitcast", nest.op("bitwise_or", bits, sign), to=DType.F32)
+def narrowed(nest: ViewBuilder, value: Value) -> Value:
+    """The bf16 of a number that :func:`decode` gave: its upper half, since bfloat16 has them all."""
+    bits = nest.op("bitcast", nest.cast(value, DType.F32), to=DType.I32)
+    upper = nest.cast(nest.op("shr", bits, nest.const(16, DType.I32)), DType.I16)
+    return nest.op("bitcast", upper, to=DType.BF16)

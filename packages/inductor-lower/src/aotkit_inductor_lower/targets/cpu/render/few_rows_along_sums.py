@@ -49,6 +49,8 @@ class FewRowsAlongSums(ColumnsApart):
             steps = min(self.summed() or 0, PART)
             self.later = self.columns_later(steps * widest // 8) if steps and widest <= NARROW else 0
         self.vectors = max(1, self.registers // 2 // self.count // self.group) if self.count <= 2 else 1
+        if len(site.inner) > 1 and (short := site.inner[-1].extent.constant):
+            self.vectors = min(self.vectors, max(1, short // self.across))  # of short steps, as of groups, none is cut
         self.tail_step = self.across
 
     def loads_left(self) -> bool:
