@@ -7,7 +7,7 @@ python -m tools.bench.decode --formats int8 --inductor
 python -m tools.bench.decode --saved                the saved step as well, which runs without Dynamo's guards
 python -m tools.bench.decode --openvino             OpenVINO's time as well, where it is installed
 python -m tools.bench.decode --llama-cpp            llama.cpp's time as well, where it and gguf are installed
-python -m tools.bench.decode --products             products of few rows alone, against ATen's
+python -m tools.bench.decode --products --rows 1 16 products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
 python -m tools.bench.decode --prefill              512 tokens at once, and the perplexity of a random text
 python -m tools.bench.decode --resident             memory of a process that has written 24 tokens, against its weights
@@ -394,7 +394,7 @@ def products(chosen: argparse.Namespace, clock: Clock) -> None:
     """A table of the products of few rows."""
     print("| rows | product | type | x ATen, geometric mean | least |")
     print("|---:|---|---|---:|---:|")
-    for rows in (1, 2, 4, 8):
+    for rows in chosen.rows:
         for way in PRODUCTS:
             for dtype in (torch.float32, torch.bfloat16):
                 ratios = product_ratios(rows, way, dtype, clock, chosen.rounds)
@@ -445,6 +445,7 @@ def main() -> int:
     parser.add_argument("--huge-pages", action="store_true")
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--products", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16], help="of --products")
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--openvino", action="store_true")

@@ -4,6 +4,7 @@ python -m tools.bench.products                      60 products: linear layers, 
 python -m tools.bench.products --after gelu         with bias and gelu after each forward product
 python -m tools.bench.products --after gelu --residual    and a tensor that is added before gelu
 python -m tools.bench.products --packed             weights are constants, which are packed once
+python -m tools.bench.products --contractions auto  only those that the choice takes are ours: what the choice is worth
 python -m tools.bench.products --threads 2          wall time of two threads (else processor time of one)
 python -m tools.bench.products --dtype float16 --rounds 1    ATen takes seconds for some of these
 
@@ -17,6 +18,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -45,12 +47,13 @@ DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @dataclass(frozen=True, slots=True)
 class Case:
     """What is measured of each product. ``after``: what is computed of it, with a bias before; ``residual``: a tensor
-    is added, too; ``packed``: the weight is a constant."""
+    is added, too; ``packed``: the weight is a constant; ``contractions``: as of :class:`.LowerOptions`."""
 
     after: str = ""
     residual: bool = False
     packed: bool = False
     dtype: torch.dtype = torch.float32
+    contractions: Literal["auto", "generated"] = "generated"
 
     def finish(self, total: torch.Tensor) -> torch.Tensor:
         """What is computed of the sum."""
@@ -58,12 +61,16 @@ class Case:
 
     def __str__(self) -> str:
         added = " with a residual" * self.residual
-        return f"{self.dtype}; after the product: {self.after or 'nothing'}{added}{'; packed once' * self.packed}"
+        chosen = "; those that the choice takes" * (self.contractions == "auto")
+        return (
+            f"{self.dtype}; after the product: {self.after or 'nothing'}{added}{'; packed once' * self.packed}{chosen}"
+        )
 
 
 @dataclass(slots=True)
 class Row:
-    """One product: times in ms, the speed over ATen's, errors over the largest value."""
+    """One product: times in ms, the speed over ATen's, errors over the largest value, and whether a kernel of ours
+    computed it (or ATen in our graph)."""
 
     layer: tuple[int, int, int]
     direction: str
@@ -71,6 +78,7 @@ class Row:
     own: float
     ratio: float
     errors: tuple[float, float]
+    generated: bool = True
 
 
 def _operands(layer: tuple[int, int, int], direction: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -106,7 +114,7 @@ def measure(
     times = compared(eager, lambda: own(list(given)), rounds, clock)
     true = program(*(x.double() for x in args))
     off = [float((got.double() - true).abs().max() / true.abs().max()) for got in (program(*args), own(list(given))[0])]
-    return Row(layer, direction, *times, (off[0], off[1]))
+    return Row(layer, direction, *times, (off[0], off[1]), generated=not own.report().externs)
 
 
 def _compiled(
@@ -118,10 +126,12 @@ def _compiled(
         given, weight = [args[0], *args[2:]], args[1]
         traced = lambda a, *added: program(a, weight, *added)  # noqa: E731
     graph = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
-    options = LowerOptions(contractions="generated", check_inputs=False, pack_constants=case.packed)
+    options = LowerOptions(contractions=case.contractions, check_inputs=False, pack_constants=case.packed)
     own = compile_graph(graph, options=options)
-    assert isinstance(own, CompiledGraph) and not own.report().externs, "not generated"
-    assert not case.packed or all(name.endswith("_packed") for name in own.constants), "not packed"
+    assert isinstance(own, CompiledGraph)
+    left = bool(own.report().externs)
+    assert case.contractions == "auto" or not left, "not generated"
+    assert left or not case.packed or all(name.endswith("_packed") for name in own.constants), "not packed"
     return own, given
 
 
@@ -139,14 +149,15 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of the direction")
     parser.add_argument("--residual", action="store_true", help="a tensor is added before what comes after")
     parser.add_argument("--packed", action="store_true", help="weights are constants")
+    parser.add_argument("--contractions", choices=("auto", "generated"), default="generated")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     chosen = parser.parse_args()
-    case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype))
+    case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype), chosen.contractions)
     directions = [name for name in DIRECTIONS if chosen.only in name and ("w" in name or not case.packed)]
     clock = begin(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}; {case}\n")
-    print("| rows, summed, columns | product | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    print("| rows, summed, columns | product | by | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
+    print("|---|---|---|---:|---:|---:|---:|---:|---:|")
     found: list[Row] = []
     for layer in LAYERS:
         for direction in directions:
@@ -154,7 +165,11 @@ def main() -> int:
             found.append(row)
             speed = 2e-6 * math.prod(layer) / row.own
             numbers = f"{row.aten:.3f} | {row.own:.3f} | {speed:.0f} | {row.ratio:.2f}"
-            print(f"| {layer} | `{direction}` | {numbers} | {row.errors[0]:.1e} | {row.errors[1]:.1e} |", flush=True)
+            by = "us" if row.generated else "ATen"
+            print(
+                f"| {layer} | `{direction}` | {by} | {numbers} | {row.errors[0]:.1e} | {row.errors[1]:.1e} |",
+                flush=True,
+            )
     print()
     for direction in directions:
         ratios = [row.ratio for row in found if row.direction == direction]

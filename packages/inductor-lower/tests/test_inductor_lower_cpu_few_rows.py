@@ -30,10 +30,29 @@ from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import Machine, processor_machine
 from aotkit_inductor_lower.targets.cpu.render import columns_apart, few_rows_along_sums
 from aotkit_inductor_lower.targets.cpu.render.emitter import Ssa
+from aotkit_inductor_lower.targets.cpu.render.few_rows import blocks_of
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 
 LEVELS = ["x86-64-v3", *(["x86-64-v4"] if host_machine().vector_bits == 512 else [])]
+OF_BYTES = """\
+aotkit-ir 2
+program p
+input x
+input w
+buffer x : float32[3, 40] strides [40, 1] input on cpu
+buffer w : int8[70, 40] strides [40, 1] input on cpu
+buffer y : float32[3, 70] strides [70, 1] output on cpu
+contraction y batch() rows(i < 3) columns(j < 70) reduced(k < 40) in f32 highest:
+  left %x:
+    %x = load x[i, k] : f32
+  right %wide:
+    %w = load w[j, k] : i8
+    %wide = cast %w : f32
+  sum %t:
+    store y[i, j] = %t
+return y
+"""
 MATRICES = [(16, 16), (33, 70), (64, 1030), (300, 129), (4097, 17)]  # summed, columns
 Program = Callable[..., torch.Tensor]
 
@@ -82,18 +101,19 @@ def check(f: Program, *args: torch.Tensor, **options: object) -> CompiledGraph:
 
 @pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 13, 16])
 def test_all_orientations_and_types(rows: int, dtype: torch.dtype, sites: list[FewRowsSite]) -> None:
     for k, n in MATRICES:
         x = torch.randn(rows, k, dtype=dtype)
         check(lambda a, b: a @ b, x, torch.randn(k, n, dtype=dtype))
         check(lambda a, b: a @ b.t(), x, torch.randn(n, k, dtype=dtype))
         check(lambda a, b: a.t() @ b.t(), torch.randn(k, rows, dtype=dtype), torch.randn(n, k, dtype=dtype))
-    assert len(sites) == 3 * len(MATRICES) and {site.count for site in sites} == {rows}
+    if rows < 16:  # of which tile registers are full
+        assert len(sites) == 3 * len(MATRICES) and {site.count for site in sites} == {rows}
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("rows", [1, 4, 7])
+@pytest.mark.parametrize("rows", [1, 4, 7, 11])
 def test_levels_of_x86_have_them_too(rows: int, level: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         x, w, b = (torch.randn(*size, dtype=dtype) for size in ((rows, 333), (77, 333), (77,)))
@@ -131,7 +151,7 @@ def with_zeros(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.T
 @pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("f", [dequantized, scaled_after, with_zeros], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 8, 20])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 20])
 def test_a_weight_of_bytes_is_dequantized_in_registers(f: Program, dtype: torch.dtype, rows: int) -> None:
     for stored in (torch.int8, torch.uint8):
         x, scale = torch.randn(rows, 300, dtype=dtype), torch.rand(130, dtype=dtype) / 100
@@ -175,7 +195,7 @@ def test_a_weight_that_is_overwritten_is_read_before() -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0, 1e-42, 3e38])
 def test_special_numbers_are_multiplied_as_eager_does(value: float) -> None:
-    for rows in (1, 3):
+    for rows in (1, 3, 10):
         x, y = torch.ones(rows, 21), torch.ones(21, 70)
         x[0, 3] = value
         y[5, 66] = value
@@ -196,7 +216,7 @@ def test_sizes_may_be_known_at_run_time_only() -> None:
         torch.testing.assert_close(made([q, k])[0], scores(q, k))
 
 
-@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("rows", [1, 6, 15])
 def test_a_product_is_the_same_on_one_thread_and_on_two(rows: int, threads: Callable[[int], None]) -> None:
     for f, size in ((lambda a, b: a @ b, (700, 3000)), (lambda a, b: a @ b.t(), (3000, 700))):
         args = [torch.randn(rows, 700), torch.randn(*size)]
@@ -234,7 +254,7 @@ def drawn_with_few_rows(count: int, options: RandomOptions) -> Iterator[tuple[in
 def test_random_contractions_of_few_rows(machine: str, sites: list[FewRowsSite]) -> None:
     """With several summed loops, masks, factors in any order, and anything behind them."""
     options, target = RandomOptions(nests=1, contractions=True), processor_machine(machine)
-    for seed, drawn in drawn_with_few_rows(16, options):
+    for seed, drawn in drawn_with_few_rows(24, options):
         scheduled, _ = schedule_program(drawn, LowerOptions())
         inputs = random_inputs(drawn, seed, options)
         made = bind_program(generate(scheduled, target), redzones=True)
@@ -260,8 +280,17 @@ def test_the_text_names_what_it_computes() -> None:
         (1, torch.float32, False, "any", "aten"),
         (4, torch.float32, False, "any", "fma"),
         (1, torch.bfloat16, True, "znver4", "fma"),
-        (8, torch.bfloat16, True, "znver4", "aten"),
+        (8, torch.bfloat16, True, "znver4", "fma"),
+        (9, torch.bfloat16, True, "znver4", "aten"),
+        (12, torch.bfloat16, False, "znver4", "fma"),
+        (13, torch.bfloat16, False, "znver4", "aten"),
         (8, torch.bfloat16, True, "sapphirerapids", "fma"),
+        (9, torch.bfloat16, True, "sapphirerapids", "aten"),
+        (16, torch.float32, True, "znver4", "fma"),
+        (16, torch.float32, False, "znver5", "fma"),
+        (9, torch.float32, True, "sapphirerapids", "aten"),
+        (16, torch.float16, True, "any", "fma"),
+        (17, torch.float16, True, "any", "aten"),
         (1, torch.float16, True, "any", "aten"),
         (1, torch.float16, False, "any", "fma"),
     ],
@@ -280,27 +309,64 @@ def test_who_computes_them(rows: int, dtype: torch.dtype, transposed: bool, proc
     assert choose_form(found, buffers_of(program), LowerOptions(), small, "any").form == "aten"
 
 
+@pytest.mark.parametrize("processor", ["znver4", "sapphirerapids", "any"])
+@pytest.mark.parametrize(("rows", "ours"), [(9, True), (16, True), (17, False)])
+def test_a_matrix_that_is_computed_on_the_way_is_ours_up_to_sixteen_rows(rows: int, ours: bool, processor: str) -> None:
+    """Whatever ATen takes for the product, it needs the matrix in memory."""
+    program = parse_program(OF_BYTES.replace("[3,", f"[{rows},").replace("i < 3", f"i < {rows}").replace("40", "400"))
+    (found,) = contractions(program)
+    choice = choose_form(found, buffers_of(program), LowerOptions(), generic_machine(512), processor)
+    assert (choice.form == "fma") == ours
+    assert choose_form(found, buffers_of(program), LowerOptions(), generic_machine(128), "any").form == "aten"
+
+
+def test_more_than_eight_rows_of_a_matrix_that_never_changes_are_multiplied_in_panels(
+    sites: list[FewRowsSite],
+) -> None:
+    """And as few rows, where something else reads the matrix as it is."""
+    w = torch.randn(130, 300)
+    for f, packed in ((lambda x: x @ w.t(), True), (lambda x: (x @ w.t(), w + 1)[0], True), (in_two_ways(w), False)):
+        x = torch.randn(9, 300)
+        graph = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+        sites.clear()
+        made = compile_graph(graph, options=LowerOptions(contractions="generated", pack_constants=True))
+        assert isinstance(made, CompiledGraph)
+        assert any(name.endswith("_packed") for name in made.constants) == packed
+        assert bool(sites) != packed
+        torch.testing.assert_close(made([x])[0], f(x)[0] if isinstance(f(x), tuple) else f(x))
+
+
+def in_two_ways(w: torch.Tensor) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda x: (x @ w.t(), w.sum(0) * x)
+
+
+def test_blocks_have_all_rows_once() -> None:
+    for count, most in itertools.product(range(1, 17), (4, 6, 8)):
+        blocks = blocks_of(count, most)
+        assert [row for block in blocks for row in block] == list(range(count))
+        sizes = [len(block) for block in blocks]
+        assert max(sizes) == sizes[0] <= most and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("along_columns", [True, False])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, (16, 8)), (torch.bfloat16, (8, 3))], ids=str)
+def test_small_products_of_a_batch_are_ours_for_fewer_rows(
+    along_columns: bool, dtype: torch.dtype, most: tuple[int, int]
+) -> None:
+    machine = generic_machine(512)
+    machine = replace(machine, features=f"{machine.features},+avx512bf16")
+    for rows in (3, 4, 8, 9, 16, 17):
+        x, w = torch.randn(4, rows, 64, dtype=dtype), torch.randn(4, 64, 128, dtype=dtype)
+        w = w if along_columns else w.transpose(1, 2).contiguous().transpose(1, 2)
+        program = lower_graph(make_fx(torch.bmm, tracing_mode="fake")(x, w))
+        (found,) = contractions(program)
+        choice = choose_form(found, buffers_of(program), LowerOptions(), machine, "znver4")
+        assert choice.form == ("fma" if rows <= most[not along_columns] else "aten"), rows
+
+
 def test_a_product_whose_factor_is_computed_prints_and_reads_back() -> None:
     """What is computed is part of the contraction, until it is a nest."""
-    text = """\
-aotkit-ir 2
-program p
-input x
-input w
-buffer x : float32[3, 40] strides [40, 1] input on cpu
-buffer w : int8[70, 40] strides [40, 1] input on cpu
-buffer y : float32[3, 70] strides [70, 1] output on cpu
-contraction y batch() rows(i < 3) columns(j < 70) reduced(k < 40) in f32 highest:
-  left %x:
-    %x = load x[i, k] : f32
-  right %wide:
-    %w = load w[j, k] : i8
-    %wide = cast %w : f32
-  sum %t:
-    store y[i, j] = %t
-return y
-"""
-    scheduled, _ = schedule_program(parse_program(text), LowerOptions(contractions="generated"))
+    scheduled, _ = schedule_program(parse_program(OF_BYTES), LowerOptions(contractions="generated"))
     x, w = torch.randn(3, 40), torch.randint(-127, 127, (70, 40), dtype=torch.int8)
     (got,) = bind_program(generate(scheduled), redzones=True)([x, w])
     torch.testing.assert_close(got, x @ w.float().t(), rtol=1e-5, atol=1e-3)
@@ -315,7 +381,7 @@ def of_seen(transposed: bool) -> Program:
 
 @pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8, 14])
 def test_what_a_condition_hides_is_not_read(rows: int, transposed: bool, sites: list[FewRowsSite]) -> None:
     """Any condition, at any place; a nan times what is hidden is a nan, as it is times 0."""
     f = of_seen(transposed)
@@ -344,7 +410,7 @@ class AnyProcessor:
 
 @pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 15])
 def test_columns_that_lie_apart_are_each_summed_once(
     rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ def drawn_pairs(rng: random.Random) -> Drawn:
 
 def drawn_few_rows(dtype: torch.dtype, along: str) -> Draw:
     def draw(rng: random.Random) -> Drawn:
-        rows, summed, columns = number(rng, 1, 8), number(rng, 64, 200, 4), number(rng, 64, 200, 4)
+        rows, summed, columns = number(rng, 1, 15), number(rng, 64, 200, 4), number(rng, 64, 200, 4)
         x, b = torch.randn(rows, summed).to(dtype), torch.randn(columns).to(dtype)
         if along == "sums":
             w = torch.randn(columns, summed).to(dtype)
@@ -75,7 +75,7 @@ def drawn_four_bits(dtype: torch.dtype, least: int, most: int) -> Draw:
 
 
 def drawn_bytes(rng: random.Random) -> Drawn:
-    rows, summed, columns = number(rng, 1, 8), number(rng, 64, 200, 4), number(rng, 64, 200, 4)
+    rows, summed, columns = number(rng, 1, 16), number(rng, 64, 200, 4), number(rng, 64, 200, 4)
     x, w = (torch.randint(-128, 128, sizes, dtype=torch.int8) for sizes in ((rows, summed), (columns, summed)))
     return (lambda x, w, s: torch._int_mm(x, w.t()) * s), [x, w, torch.rand(columns)]
 
@@ -86,8 +86,8 @@ DRAWN: dict[str, list[Draw]] = {
     "product in tile registers": [drawn_pairs],
     "few rows of bytes": [drawn_bytes],
     "few rows in digits": [drawn_four_bits(torch.bfloat16, 1, 1)],
-    "few rows in pairs": [drawn_four_bits(torch.bfloat16, 2, 8)],
-    "few rows in panels": [drawn_four_bits(torch.float32, 1, 8)],
+    "few rows in pairs": [drawn_four_bits(torch.bfloat16, 2, 15)],
+    "few rows in panels": [drawn_four_bits(torch.float32, 1, 15)],
     "few rows of halves": [drawn_few_rows(torch.bfloat16, "sums")],
     "few rows along columns": [drawn_few_rows(torch.float32, "columns")],
     "few rows along sums": [drawn_few_rows(torch.float32, "sums")],

@@ -73,7 +73,7 @@ def equals_eager(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> Compile
 
 @needs_bytes
 @pytest.mark.covers("F5f.31")
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16])
 def test_sums_are_exact_and_scaled_in_the_kernel(rows: int, written: list[FewRowsOfBytes]) -> None:
     sizes = [(16, 16), (70, 130), (65, 64), (128, 1000), (33, 2049)]
     for columns, summed in sizes:
@@ -177,11 +177,12 @@ def test_products_that_share_shifted_bytes_read_them_as_they_were(written: list[
 
 @needs_bytes
 def test_a_product_is_the_same_on_one_thread_and_on_two(threads: Callable[[int], None]) -> None:
-    x, w = some_bytes(3, 1000), some_bytes(3000, 1000)
-    made = compiled(lambda x, w: torch._int_mm(x, w.t()), x, w)
-    for count in (1, 2):
-        threads(count)
-        assert torch.equal(made([x, w])[0], torch._int_mm(x, w.t()))
+    for rows in (3, 14):
+        x, w = some_bytes(rows, 1000), some_bytes(3000, 1000)
+        made = compiled(lambda x, w: torch._int_mm(x, w.t()), x, w)
+        for count in (1, 2):
+            threads(count)
+            assert torch.equal(made([x, w])[0], torch._int_mm(x, w.t()))
 
 
 @pytest.mark.parametrize(("rows", "transposed"), [(20, True), (2, False)])

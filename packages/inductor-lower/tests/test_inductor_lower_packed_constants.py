@@ -22,6 +22,7 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import Symbol, sym, to_expr
 from aotkit_inductor_lower.targets.cpu import Machine, host_machine, processor_machine
 from aotkit_inductor_lower.targets.cpu import target as targets
+from aotkit_inductor_lower.targets.cpu.choose_few_rows import FEW_ROWS
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.products import multiplies_pairs
 
@@ -94,7 +95,7 @@ def test_packed_products_of_both_orientations(size: tuple[int, int, int], dtype:
         assert_near(got, f(x), true)
         plain = compiled(f, x, pack_constants=False, processor=level)
         assert not any(name.endswith("_packed") for name in plain.constants)
-        if dtype is not torch.bfloat16:
+        if dtype is not torch.bfloat16 and m > FEW_ROWS:
             assert torch.equal(plain([x])[0], got), "the same sums in the same order"
 
 

@@ -107,7 +107,7 @@ def check_near(got: torch.Tensor, want: torch.Tensor, true: torch.Tensor) -> Non
 @pytest.mark.sample(ways=1)
 @needs_panels
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 13])
 def test_weights_of_four_bits(rows: int, dtype: torch.dtype, panels: list[FewRowsInPanels]) -> None:
     for columns, summed, group in ((64, 64, 32), (128, 384, 64), (192, 384, 128), (64, 512, 256)):
         args, weight = operands(rows, columns, summed, group, dtype)
@@ -123,7 +123,7 @@ def _of_activated(group: int, x: torch.Tensor, packed: torch.Tensor, scales: tor
 
 @needs_panels
 @needs_pairs
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 15])
 def test_bfloat16_is_multiplied_in_pairs_of_steps(rows: int, panels: list[FewRowsInPanels]) -> None:
     """Also what comes out of a kernel, and of every group size; float16 and float32 one step at a time."""
     for group in (32, 64, 128, 256):
@@ -215,7 +215,7 @@ def test_the_largest_digits_do_not_overflow(power: int, number: int) -> None:
 
 
 @needs_panels
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 4, 10])
 def test_levels_of_x86_read_them_too(rows: int, panels: list[FewRowsInPanels]) -> None:
     for dtype in TYPES:
         args, weight = operands(rows, 128, 192, 64, dtype)
@@ -232,7 +232,7 @@ def test_a_single_group_has_no_loop_of_its_own() -> None:
 
 @needs_panels
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 12])
 def test_numbers_that_are_not_finite_give_what_eager_gives(rows: int, value: float) -> None:
     """An infinity times (number * scale + zero), not times both summands."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -260,7 +260,7 @@ def test_what_comes_before_and_after_is_in_the_same_kernel(panels: list[FewRowsI
 
 
 @needs_panels
-@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("rows", [1, 6, 11])
 def test_a_product_is_the_same_on_one_thread_and_on_two(rows: int, threads: Callable[[int], None]) -> None:
     args, _ = operands(rows, 1024, 1024, 64, torch.bfloat16)
     made = compiled(of_group(64), *args)
@@ -282,7 +282,7 @@ def test_the_interpreter_agrees() -> None:
     assert parse_program(print_program(program)) == program
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(12, 128), (2, 80)])
+@pytest.mark.parametrize(("rows", "columns"), [(17, 128), (2, 80)])
 def test_more_rows_and_panels_that_are_not_full_stay_with_aten(rows: int, columns: int) -> None:
     args, _ = operands(rows, columns, 128, 64, torch.bfloat16)
     made = compiled(of_group(64), *args)
@@ -343,7 +343,7 @@ def test_weights_in_another_layout_are_refused(columns: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8, 12])
 def test_weights_of_eight_bits(rows: int, dtype: torch.dtype) -> None:
     for columns, summed in ((16, 32), (96, 160), (128, 1024)):
         x, scales = torch.randn(rows, summed).to(dtype), (torch.rand(columns) / 100).to(dtype)

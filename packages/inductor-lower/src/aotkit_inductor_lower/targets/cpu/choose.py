@@ -31,7 +31,7 @@ from ...ir.walk import without_single_iterations
 from ...options import LowerOptions
 from ...symbolic import product
 from ...target import Choice
-from .choose_few_rows import AMD, LEAST, choose_few_rows, lies_along
+from .choose_few_rows import AMD, LEAST, choose_few_rows, lacks_float16, lies_along
 from .choose_tiles import choose_tiles
 from .machine import Machine
 from .products import GroupedProduct, multiplies_pairs, product_of
@@ -50,13 +50,13 @@ def choose_form(
 ) -> Choice:
     """``"fma"`` (tiles of vectors), a form in tile registers, or ``"aten"``. ``processor``: what ATen runs on."""
     factors = {contraction.left.dtype, contraction.right.dtype}
-    few = choose_few_rows(contraction, buffers, options, machine, processor)
+    packed = options.pack_constants and is_constant(contraction.right, buffers)
+    few = choose_few_rows(contraction, buffers, options, machine, processor, packed)
     if few is not None:
         return few
     tiles = choose_tiles(contraction, buffers, options, machine)
     if tiles is not None:
         return tiles
-    packed = options.pack_constants and is_constant(contraction.right, buffers)
     narrow = factors == {DType.BF16} and options.contractions != "generated"
     if narrow and (processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed)):
         return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
@@ -68,7 +68,7 @@ def choose_form(
     if options.contractions == "generated":
         return Choice("fma", "every product is generated")
     halves = factors == {DType.F16}
-    faster = _lacks_float16(machine) if halves else processor in AMD and machine.vector_bits == 512
+    faster = lacks_float16(machine) if halves else processor in AMD and machine.vector_bits == 512
     if not faster:
         return Choice("aten", f"ATen's products are as fast on {processor}")
     if packed and sizes[0] is None and None not in sizes[1:]:
@@ -96,11 +96,6 @@ def _multiplies_pairs(contraction: Contraction, buffers: Mapping[str, Buffer], m
     if packed and lies_along(contraction.reduced, contraction.left, buffers):
         return True
     return isinstance(product_of(without_single_iterations(contraction.as_nest()), buffers, machine), GroupedProduct)
-
-
-def _lacks_float16(machine: Machine) -> bool:
-    """Whether products of float16 have to be computed in float32, and casts are instructions."""
-    return machine.vector_bits >= 256 and machine.has("f16c") and not machine.has("avx512fp16")
 
 
 def _count(contraction: Contraction, sizes: list[int]) -> int:

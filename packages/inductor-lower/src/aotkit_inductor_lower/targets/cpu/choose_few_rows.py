@@ -4,8 +4,15 @@ Note [Products of few rows that are ours]
     With a few rows (:data:`FEW_ROWS`) what takes time is to read the matrix. ATen's calls pack it first, or convert it,
     and take up to 2.7 times as long (`python -m tools.bench.decode --products`, on Zen 4 and on a Xeon with AMX). Where
     they do not, they stay: one row of float32 or float64 along the columns, one of float16 along the sums, and on AMD's
-    processors more than three or four rows of bfloat16, for which oneDNN has instructions that ours have not. On the
-    Xeon ours take less time than oneDNN's there, too, since they ask for the matrix early enough.
+    processors more than eight rows of bfloat16 (twelve along the columns; three and eight of a batch), for which oneDNN
+    has instructions that ours have not.
+
+    Of more than :data:`FEW_FOR_TILES` rows what takes time is to multiply, which every library does well. Those of a
+    matrix that is computed on the way are ours all the same, since ATen's calls need it in memory, as are those that
+    ATen has no kernel for: of float16 where the processor does not compute with it, and of bfloat16 without AVX-512.
+    On AMD's processors with vectors of 512 bits ours take 0.4 to 0.8 of MKL's time, but for those of a batch along the
+    sums, which are short there. A matrix that is packed once is
+    multiplied in tiles (`python -m tools.bench.decode --products --rows 9 12 16`).
 """
 
 from __future__ import annotations
@@ -19,9 +26,10 @@ from ...symbolic import Symbol, product
 from ...target import Choice
 from .machine import Machine
 
-__all__ = ["AMD", "FEW_ROWS", "LEAST", "choose_few_rows", "lies_along"]
+__all__ = ["AMD", "FEW_FOR_TILES", "FEW_ROWS", "LEAST", "choose_few_rows", "lacks_float16", "lies_along"]
 
-FEW_ROWS = 8
+FEW_ROWS = 16
+FEW_FOR_TILES = 8  # rows up to which no tiles are as fast
 WORTH_READING = 1 << 14  # elements of the matrix: a product of few rows with less is as fast as a call
 UNKNOWN = 1024  # a size that is known at run time only
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
@@ -31,15 +39,22 @@ FULL = 16  # rows of which tile registers are full
 
 
 def choose_few_rows(
-    contraction: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine, processor: str
+    contraction: Contraction,
+    buffers: Mapping[str, Buffer],
+    options: LowerOptions,
+    machine: Machine,
+    processor: str,
+    packed: bool,
 ) -> Choice | None:
-    """Who computes a product of few rows, ``None`` for any other product. ``processor``: by LLVM's name, what ATen runs
-    on."""
+    """Who computes a product of few rows, ``None`` for any other product, or if it is not faster in another way than
+    the others. ``processor``: by LLVM's name, what ATen runs on; ``packed``: the matrix is packed once."""
     sides = contraction.rows, contraction.columns, contraction.reduced
     rows, columns, summed = (product(loop.size for loop in loops).constant for loops in sides)
-    if contraction.library is not None and contraction.library.target == PACKED and not 1 <= (rows or 0) <= FEW_ROWS:
-        tiles = machine.has("amx-bf16") and machine.vector_bits == 512 and (rows or 0) >= FULL
-        return None if tiles else Choice("aten", "a packed weight is read as it lies for a few rows, or into tiles")
+    of_four_bits = contraction.library is not None and contraction.library.target == PACKED
+    if of_four_bits and machine.has("amx-bf16") and machine.vector_bits == 512 and (rows or 0) >= FULL:
+        return None
+    if of_four_bits and not 1 <= (rows or 0) <= FEW_ROWS:
+        return Choice("aten", "a packed weight is read as it lies for a few rows, or into tiles")
     whole = contraction.accumulate is DType.I32
     if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
         return Choice("aten", "products of bytes are ours for a few rows, by instructions for them")
@@ -47,6 +62,10 @@ def choose_few_rows(
         return None
     if any(size is not None and size < least for size, least in zip((columns, summed), LEAST[1:], strict=True)):
         return Choice("aten", "the product is small") if whole else None
+    if rows > FEW_FOR_TILES and not (whole or of_four_bits):
+        ours = options.contractions != "generated" and not packed
+        if not (ours and _multiplied_as_fast(contraction, buffers, rows, machine, processor)):
+            return None
     if options.contractions == "generated":
         return Choice("fma", "every product is generated")
     if machine.vector_bits < 256:
@@ -78,10 +97,39 @@ def _read_as_fast_by_aten(
         return "ATen reads one row of factors along the columns as fast"
     if rows == 1 and right.dtype is DType.F16 and not along_columns:
         return "ATen has a kernel for one row of float16"
-    most = 4 if along_columns else 3
-    if rows > most and right.dtype is DType.BF16 and machine.has("avx512bf16") and processor in AMD:
+    in_pairs = right.dtype is DType.BF16 and machine.has("avx512bf16") and processor in AMD
+    if in_pairs and rows > _most_of_bfloat16(contraction, along_columns):
         return "ATen's products of bfloat16 have instructions of their own"
     return ""
+
+
+def _most_of_bfloat16(contraction: Contraction, along_columns: bool) -> int:
+    """Rows that AMD's processors multiply as fast as oneDNN does by instructions for pairs."""
+    if contraction.batch:  # whose products are small
+        return 8 if along_columns else 3
+    return 12 if along_columns else 8
+
+
+def _multiplied_as_fast(
+    contraction: Contraction, buffers: Mapping[str, Buffer], rows: int, machine: Machine, processor: str
+) -> bool:
+    """Whether more than :data:`FEW_FOR_TILES` rows take no longer than with ATen."""
+    right = contraction.right
+    if machine.vector_bits < 256 or not all(isinstance(instr, Load) for instr in right.body):
+        return machine.vector_bits >= 256
+    if right.dtype is DType.F16:
+        return lacks_float16(machine)
+    if right.dtype is DType.BF16 and machine.has("f16c") and not machine.has("avx512bw"):
+        return True
+    along_columns = lies_along(contraction.columns, right, buffers)
+    if processor not in AMD or machine.vector_bits != 512 or (contraction.batch and not along_columns):
+        return False
+    return right.dtype is not DType.BF16 or rows <= _most_of_bfloat16(contraction, along_columns)
+
+
+def lacks_float16(machine: Machine) -> bool:
+    """Whether products of float16 have to be computed in float32, and casts are instructions."""
+    return machine.vector_bits >= 256 and machine.has("f16c") and not machine.has("avx512fp16")
 
 
 def lies_along(loops: Sequence[Range], operand: Operand, buffers: Mapping[str, Buffer]) -> bool:

@@ -15,7 +15,7 @@ from ...kernel_ir.product_site import ProductSite, product_site
 from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.normal_form import kernel_of
 from ...symbolic import Symbol, has_calls, product
-from .choose_few_rows import FEW_ROWS, LEAST
+from .choose_few_rows import FEW_FOR_TILES, FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
 from .render.types import width
@@ -82,7 +82,7 @@ def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -
 def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> Panels | None:
     """The layout in which a product's kernel reads its right factor if that is packed before, or already is."""
     kernel = kernel_of(nest, buffers)
-    form = product_form(kernel, target)
+    form = _many_rows(kernel, target) if _may_be_packed(few_rows(kernel)) else product_form(kernel, target)
     site = form.site if isinstance(form, GroupedProduct) else form
     if not isinstance(site, MatmulSite):
         return None
@@ -122,7 +122,28 @@ def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:
     site = few_rows(kernel)
     if site is not None and site.reduce.dtype is DType.I32:
         return site if multiplies_bytes(target) and bytes_of(kernel, site) is not None else None
-    return site or tiled_product(kernel, target) or grouped_product(kernel, target) or _in_tiles(kernel)
+    if not _may_be_packed(site):
+        return site or _many_rows(kernel, target)
+    return tiled_product(kernel, target) or (_many_rows(kernel, target) if _is_packed(kernel, target) else site)
+
+
+def _may_be_packed(site: FewRowsSite | None) -> bool:
+    """Whether a product of a few rows has so many of them that tiles of a packed matrix take less time."""
+    return site is not None and site.count > FEW_FOR_TILES
+
+
+def _is_packed(kernel: Kernel, target: Machine) -> bool:
+    """Whether the right factor lies in panels of tiles."""
+    site = matmul_site(kernel)
+    panels = None if site is None else panels_of_tiles(site, target)
+    if site is None or panels is None:
+        return False
+    return any(packed_right(kernel, site, replace(panels, group=group)) is not None for group in (1, 2))
+
+
+def _many_rows(kernel: Kernel, target: Machine) -> ProductForm | None:
+    """The product that a kernel is in tiles of any kind."""
+    return tiled_product(kernel, target) or grouped_product(kernel, target) or _in_tiles(kernel)
 
 
 def multiplies_pairs(target: Machine) -> bool:

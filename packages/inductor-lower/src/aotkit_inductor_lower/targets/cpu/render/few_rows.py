@@ -14,6 +14,9 @@ Note [Products of few rows]
     parts of it whose conditions do not hold are not read (:func:`condition_of`): of a cache of keys and values, those
     that are not there yet.
 
+    Of more than :data:`BLOCK` rows the sums do not fit the registers. Such rows are blocks of as many each, one after
+    the other for the same columns, which are in the first cache when the second block reads them.
+
     A long sum is added up in parts, which depend on its length only; the split of work does not depend on the number
     of threads, nor any sum on the split: results are the same on one thread and on many.
 """
@@ -21,6 +24,7 @@ Note [Products of few rows]
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from ....ir import Compute, Const, DType, Instr, Load, Store
@@ -38,9 +42,10 @@ from .kernel import KernelEmitter
 from .tile import ALIGNED, fma_of
 from .types import memory_type, width
 
-__all__ = ["LINE", "FewRowsEmitter", "carried", "condition_of"]
+__all__ = ["BLOCK", "LINE", "FewRowsEmitter", "blocks_of", "carried", "condition_of"]
 
 LINE = 64  # bytes that are fetched at once
+BLOCK = 8  # rows whose sums are in registers together
 
 
 class FewRowsEmitter(KernelEmitter):
@@ -61,8 +66,14 @@ class FewRowsEmitter(KernelEmitter):
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
         self.outer = [loop for loop in kernel.grid[:-1] if loop is not site.rows]
         self.registers = 32 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 16
+        self.blocks = blocks_of(self.count, self.most_together())
+        self.together = len(self.blocks[0])  # of each block at most
 
     # -- what differs --------------------------------------------------------------------------------------
+
+    def most_together(self) -> int:
+        """Rows of a block."""
+        return BLOCK
 
     def loads_left(self) -> bool:
         """Whether the left factor is read where it lies, and not copied before."""
@@ -325,6 +336,13 @@ class FewRowsEmitter(KernelEmitter):
 
         self.over_columns(first, end, finish)
         return []
+
+
+def blocks_of(count: int, most: int) -> tuple[range, ...]:
+    """Rows in as few blocks as can be, the first of which are the largest."""
+    number = -(-count // most)
+    ends = [-(-count * block // number) for block in range(number + 1)]
+    return tuple(range(low, high) for low, high in itertools.pairwise(ends))
 
 
 def condition_of(body: Sequence[Instr], value: str) -> str | None:

@@ -20,7 +20,9 @@ __all__ = ["FewRowsAlongColumns"]
 
 PART = 1 << 8  # rows of the matrix whose products are added to a strip's sums, before these are added to others
 STRIP = 1024  # columns, at most
+STRIP_OF_BLOCKS = 256  # so that the sums of all rows, and parts of some rows of the matrix, are in the first cache
 STEPS = 8  # of the summed loop at once
+TOGETHER = 4  # rows: of more, fewer steps are added before sums go back to memory
 
 
 class FewRowsAlongColumns(FewRowsEmitter):
@@ -29,14 +31,19 @@ class FewRowsAlongColumns(FewRowsEmitter):
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, site, target, declarations)
         columns = site.columns.extent.constant
-        self.strip = STRIP if columns is None else min(STRIP, -(-columns // self.across) * self.across)
-        self.steps = max(1, min(STEPS, self.registers // 2 // self.count))
+        strip = STRIP if len(self.blocks) == 1 else STRIP_OF_BLOCKS
+        self.strip = strip if columns is None else min(strip, -(-columns // self.across) * self.across)
+        self.steps = max(1, min(STEPS, self.registers // 2 // self.together))
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Another strip of sums, if there is more than one part."""
         super().allocate(pointers)
         summed = self.summed()
         self.part = self.sums if summed is not None and summed <= PART else self.strip_of_sums("part")
+
+    def most_together(self) -> int:
+        """So many that some steps of each are added at once."""
+        return TOGETHER
 
     def loads_left(self) -> bool:
         """If it is nothing but a load: numbers are needed one at a time."""
@@ -101,22 +108,27 @@ class FewRowsAlongColumns(FewRowsEmitter):
         return em.here("i1", f"fcmp uno {total.typed}, {zero.text}")
 
     def _add_products(self, steps: int, first: Ssa, end: Ssa, k: Ssa) -> None:
+        for rows in self.blocks:
+            self._add_products_of(rows, steps, first, end, k)
+
+    def _add_products_of(self, rows: range, steps: int, first: Ssa, end: Ssa, k: Ssa) -> None:
         em, ctx, across = self.em, self.ctx, self.across
-        places = list(itertools.product(range(steps), range(self.count)))
+        places = list(itertools.product(range(steps), rows))
         numbers = [em.splat(self._number(row, em.add(k, imm(step))), across) for step, row in places]
 
         def add(vectors: int, end: Ssa | None, at: Ssa, _: list[Ssa]) -> list[Ssa]:
             vector = self.some(Vector(self.columns, at, across, vectors), end)
-            each = list(itertools.product(range(self.count), range(vectors)))
+            each = list(itertools.product(rows, range(vectors)))
             offsets = [em.add(em.sub(at, first), imm(row * self.strip + copy * across)) for row, copy in each]
             sums = [self.load(self.part, offset) for offset in offsets]
             for step in range(steps):
                 self.enter(None, vector, em.add(k, imm(step)))
                 emit_body(ctx, self.right)
-                self.prefetch(to_expr(steps), vectors, 2)
+                if rows.start == 0:
+                    self.prefetch(to_expr(steps), vectors, 2)
                 for position, (row, copy) in enumerate(each):
                     right = ctx.part(self.site.right, copy, across)
-                    sums[position] = self.multiply(numbers[step * self.count + row], right, sums[position])
+                    sums[position] = self.multiply(numbers[step * len(rows) + row - rows.start], right, sums[position])
             for offset, value in zip(offsets, sums, strict=True):
                 self.store(value, self.part, offset)
             self.leave()

@@ -39,7 +39,7 @@ class FewRowsAlongSums(ColumnsApart):
         super().__init__(kernel, site, target, declarations)
         widest = max((width(i.dtype) for i in self.right if isinstance(i, Load)), default=0)
         bytes_ = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
-        self.group = 2 if bytes_ and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.count))
+        self.group = 2 if bytes_ and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.together))
         few = not bytes_ or self.count <= MOST_BYTES_APART
         self.spread = few and target.cpu in AMD and self.condition is None
         self.ahead = AHEAD
@@ -82,7 +82,8 @@ class FewRowsAlongSums(ColumnsApart):
         a number times 0 would not be 0."""
 
         def add() -> None:
-            self._add_columns(first, low, high, columns, at)
+            for rows in self.blocks:
+                self._add_columns(first, low, high, columns, at, rows)
 
         if not self.skips:
             add()
@@ -114,11 +115,11 @@ class FewRowsAlongSums(ColumnsApart):
         varies = loops_of_values(self.nests[0])[condition]
         return not varies.isdisjoint(loop.symbol for loop in self.site.inner)
 
-    def _add_columns(self, first: Ssa, low: Ssa, high: Ssa, columns: int, at: Ssa) -> None:
-        """Their sums."""
+    def _add_columns(self, first: Ssa, low: Ssa, high: Ssa, columns: int, at: Ssa, rows: range) -> None:
+        """Their sums, for some rows."""
         em, vectors = self.em, self.vectors
-        sums = [(row, column) for row in range(self.count) for column in range(columns)]
-        body = functools.partial(self._add_vectors, columns, at)
+        sums = [(row, column) for row in rows for column in range(columns)]
+        body = functools.partial(self._add_vectors, columns, at, rows)
         step = vectors * self.across
         size = self.site.inner[-1].extent.constant
         exact = size is not None and size % step == 0  # parts are whole steps long as well
@@ -139,22 +140,22 @@ class FewRowsAlongSums(ColumnsApart):
             after = em.here(self.element, f"fadd {before.typed}, {total.text}")
             em.effect(f"store {after.typed}, ptr {place.text}")
 
-    def _add_vectors(self, columns: int, at: Ssa, end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
+    def _add_vectors(self, columns: int, at: Ssa, rows: range, end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
         """Some vectors of products for each sum; with ``end`` one, of the lanes before it."""
         ctx, across, result = self.ctx, self.across, list(values)
         copies = self.vectors if end is None else 1
         vector = self.some(Vector(self.inner, k, across, copies), end)
-        left = [self._left(row, k, vector) for row in range(self.count)]
+        left = [self._left(row, k, vector) for row in rows]
         for column in range(columns):
             ctx.symbols[self.columns] = self.column(at, column)
             self.enter(None, vector, k)
             emit_body(ctx, self.right)
-            if end is None:
+            if end is None and rows.start == 0:
                 self.ask(self.column(at, column), copies)
             right = [ctx.part(self.site.right, copy, across) for copy in range(copies)]
             if vector.tail is not None:
                 right = [ctx.ops.select(vector.tail, value, self.zero()) for value in right]
-            for row, copy in itertools.product(range(self.count), range(copies)):
+            for row, copy in itertools.product(range(len(rows)), range(copies)):
                 place = (row * columns + column) * self.vectors + copy
                 result[place] = self.multiply(left[row][copy], right[copy], result[place])
         self.leave()

@@ -117,19 +117,19 @@ class FewRowsInDigits(FewRowsInPairs):
 
     # -- sums ----------------------------------------------------------------------------------------------
 
-    def _sum_group(self, vector: Vector, *, factored: bool) -> None:
+    def _sum_group(self, vector: Vector, rows: range, *, factored: bool) -> None:
         if not factored:
-            super()._sum_group(vector, factored=False)
+            super()._sum_group(vector, rows, factored=False)
             return
         group = self.ctx.symbols[Symbol(self.site.inner[0].symbol)]
         flag = self.em.here("i8", f"load i8, ptr {self.em.element('i8', self.exact, group).text}")
         exact = self.em.here("i1", f"icmp ne {flag.typed}, 0")
-        in_pairs = functools.partial(super()._sum_group, vector, factored=True)
-        self.em.choose(exact, None, functools.partial(self._sum_whole_group, vector, group), in_pairs)
+        in_pairs = functools.partial(super()._sum_group, vector, rows, factored=True)
+        self.em.choose(exact, None, functools.partial(self._sum_whole_group, vector, rows, group), in_pairs)
 
-    def _sum_whole_group(self, vector: Vector, group: Ssa) -> None:
+    def _sum_whole_group(self, vector: Vector, rows: range, group: Ssa) -> None:
         """One group in whole numbers."""
-        em, each = self.em, self.places_of(vector)
+        em, each = self.em, self.places_of(vector, rows)
         begins = []
         for digit in range(DIGITS):
             place = em.element("i32", self.begins, em.add(em.mul(group, imm(DIGITS)), imm(digit)))

@@ -146,7 +146,7 @@ class FewRowsInPairs(FewRowsInPanels):
         for pair in range(self.sets):
             at = self.em.add(k, imm(2 * pair))
             numbers = self._pairs_of_numbers(vector, at)
-            left = [self._pair_of_row(row, at) for row in range(self.count)]
+            left = {row: self._pair_of_row(row, at) for row in dict.fromkeys(row for row, _, _ in each)}
             for (row, part, copy), total in zip(each, sums[pair * len(each) :], strict=False):
                 result.append(self._dot(total, left[row], numbers[part, copy]))
         return result

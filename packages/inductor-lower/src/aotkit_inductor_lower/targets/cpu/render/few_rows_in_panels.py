@@ -30,7 +30,7 @@ from ..products import computed_by
 from .body import address_of, emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm, vector_type
-from .few_rows import LINE, FewRowsEmitter, carried
+from .few_rows import BLOCK, LINE, FewRowsEmitter, carried
 from .types import width
 
 __all__ = ["FewRowsInPanels", "Panels", "panels_of"]
@@ -115,10 +115,14 @@ class FewRowsInPanels(FewRowsEmitter):
         self.strip = self.count_of_parts * self.width
         self.outer = [loop for loop in self.outer if loop is not panels.parts]
         sums = self.registers // 2
-        self.vectors = max(1, min(self.width // self.across, sums // (self.count * self.count_of_parts)))
+        self.vectors = max(1, min(self.width // self.across, sums // (self.together * self.count_of_parts)))
         self.looked_up = panels.bits is not None and self.across == 16 and self.element == "float"
 
     # -- the left factor -----------------------------------------------------------------------------------
+
+    def most_together(self) -> int:
+        """A sum of each for two parts of a panel, and what is multiplied, are in registers."""
+        return BLOCK if self.registers == 32 else BLOCK // 2
 
     def loads_left(self) -> bool:
         """Its sums are computed with its copy."""
@@ -216,21 +220,22 @@ class FewRowsInPanels(FewRowsEmitter):
 
         def of_group(vectors: int, start: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self.ctx.symbols[group] = at
-            self._sum_group(Vector(self.columns, imm(start), self.across, vectors), factored=factored)
+            for rows in self.blocks:
+                self._sum_group(Vector(self.columns, imm(start), self.across, vectors), rows, factored=factored)
             return []
 
         for start in range(0, self.width, self.vectors * self.across):
             vectors = min(self.vectors, (self.width - start) // self.across)
             self.em.loop(imm(0), groups, 1, [], functools.partial(of_group, vectors, start), "group")
 
-    def _sum_group(self, vector: Vector, *, factored: bool) -> None:
-        """One group of some columns, in each part of the panel."""
-        each = self.places_of(vector)
+    def _sum_group(self, vector: Vector, rows: range, *, factored: bool) -> None:
+        """One group of some columns, in each part of the panel, for some rows."""
+        each = self.places_of(vector, rows)
         self.add_groups(vector, each, self.group_products(vector, each, factored=factored), factored=factored)
 
-    def places_of(self, vector: Vector) -> list[tuple[int, int, int]]:
+    def places_of(self, vector: Vector, rows: range) -> list[tuple[int, int, int]]:
         """Each row, part and vector."""
-        return list(itertools.product(range(self.count), range(self.count_of_parts), range(vector.interleave)))
+        return list(itertools.product(rows, range(self.count_of_parts), range(vector.interleave)))
 
     def add_groups(
         self, vector: Vector, each: Sequence[tuple[int, int, int]], sums: Sequence[Ssa], *, factored: bool
@@ -240,7 +245,8 @@ class FewRowsInPanels(FewRowsEmitter):
             if factored:
                 self.enter_part(vector, part, imm(0))
                 emit_body(self.ctx, self.made_by(self.panels.scale, self.panels.zero))
-                self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
+                if each[0][0] == 0:
+                    self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
             for position, (row, here, copy) in enumerate(each):
                 if here == part:
                     self._add_group(vector, (row, part, copy), sums[position], factored=factored)
@@ -269,7 +275,7 @@ class FewRowsInPanels(FewRowsEmitter):
                 self.enter_part(vector, part, at)
                 for copy, value in enumerate(self._numbers(vector) if factored else self._weights(vector)):
                     found[part, copy] = value
-                if part == 0 and step * self.width % LINE == 0:
+                if part == each[0][0] == 0 and step * self.width % LINE == 0:
                     self._prefetch(vector, self.inner, AHEAD // self.width)
             sums = [
                 self.multiply(self._splat(row, at), found[part, copy], total)

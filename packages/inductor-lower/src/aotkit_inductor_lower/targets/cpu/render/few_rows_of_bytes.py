@@ -53,7 +53,7 @@ class FewRowsOfBytes(FewRowsEmitter):
         self.left_byte, self.right_byte = found
         self.left, self.right = (self.left_byte,), (self.right_byte,)
         in_order = target.cpu in AMD and self.count <= MOST_IN_ORDER
-        self.group = 1 if in_order else max(1, min(4, 3 * self.registers // 4 // (self.count + 1)))
+        self.group = 1 if in_order else max(1, min(4, 3 * self.registers // 4 // (self.together + 1)))
         self.ahead = AHEAD_IN_ORDER if in_order else AHEAD
         self.bytes_type = vector_type("i8", BYTES)
 
@@ -112,31 +112,36 @@ class FewRowsOfBytes(FewRowsEmitter):
         em.loop(whole, end, 1, [], functools.partial(self._sum_columns, first, 1), "column")
 
     def _sum_columns(self, first: Ssa, columns: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
-        """``columns`` from ``at`` on, for all rows and for the number that was added to each byte."""
-        em, each = self.em, self.count + 1
+        """``columns`` from ``at`` on, for all rows."""
+        for rows in self.blocks:
+            self._sum_block(first, columns, at, rows)
+        return []
+
+    def _sum_block(self, first: Ssa, columns: int, at: Ssa, rows: range) -> None:
+        """Some columns, for some rows and for the number that was added to each byte."""
+        em, each = self.em, len(rows) + 1
         size = self.ctx.scalar(self.site.inner[0].extent)
         whole = em.round_down(size, BYTES)
-        body = functools.partial(self._add_bytes, columns, at)
+        body = functools.partial(self._add_bytes, columns, at, rows)
         sums = [self.zero()] * (each * columns)
         sums = em.loop(imm(0), whole, BYTES, carried(sums), functools.partial(body, None), "k")
         sums = em.loop(whole, size, BYTES, carried(sums), functools.partial(body, size), "k")
         for column in range(columns):
-            *rows, added = (self._total(value) for value in sums[column * each : (column + 1) * each])
-            for row, total in enumerate(rows):
+            *totals, added = (self._total(value) for value in sums[column * each : (column + 1) * each])
+            for row, total in zip(rows, totals, strict=True):
                 offset = em.add(imm(row * self.strip), em.add(em.sub(at, first), imm(column)))
                 value = em.here(self.element, f"sub {total.typed}, {added.text}")
                 em.effect(f"store {value.typed}, ptr {self.at(self.sums, offset).text}")
-        return []
 
-    def _add_bytes(self, columns: int, at: Ssa, end: Ssa | None, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
-        em, each, result = self.em, self.count + 1, list(sums)
+    def _add_bytes(self, columns: int, at: Ssa, rows: range, end: Ssa | None, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
+        em, each, result = self.em, len(rows) + 1, list(sums)
         vector = self.some(Vector(self.inner, k, BYTES, 1), end)
-        left = [self._copied_bytes(row, k) for row in range(self.count)]
+        left = [self._copied_bytes(row, k) for row in rows]
         left.append(em.splat(imm(-128, "i8"), BYTES))  # 128, without a sign
         for column in range(columns):
             self.ctx.symbols[self.columns] = em.add(at, imm(column))
             right = self._byte_vector(self.right_byte, None, vector, k)
-            if end is None:
+            if end is None and rows.start == 0:
                 self._ask_ahead(vector, k)
             for row, value in enumerate(left):
                 result[column * each + row] = self._dot(result[column * each + row], value, right)

@@ -21,6 +21,7 @@ from ..products import computed_by
 from .body import emit_body
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
+from .few_rows import BLOCK
 from .few_rows_along_sums import FewRowsAlongSums
 
 __all__ = ["FewRowsOfHalves", "halves_of"]
@@ -54,10 +55,14 @@ class FewRowsOfHalves(FewRowsAlongSums):
         super().__init__(kernel, site, target, declarations)
         self.halves = halves
         self.pair = 2 * self.across
-        self.group = max(1, min(4, 3 * self.registers // 8 // self.count))
-        self.vectors = max(2, self.registers // 2 // self.count // self.group // 2 * 2)  # even and odd ones
+        self.group = max(1, min(4, 3 * self.registers // 8 // self.together))
+        self.vectors = max(2, self.registers // 2 // self.together // self.group // 2 * 2)  # even and odd ones
         self.tail_step = self.pair
         self.words = vector_type("i32", self.across)
+
+    def most_together(self) -> int:
+        """Half as many, since even and odd steps are summed apart."""
+        return BLOCK // 2
 
     def loads_left(self) -> bool:
         """It is copied in another order."""
@@ -103,21 +108,21 @@ class FewRowsOfHalves(FewRowsAlongSums):
         self.leave()
         return value
 
-    def _add_vectors(self, columns: int, at: Ssa, end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
+    def _add_vectors(self, columns: int, at: Ssa, rows: range, end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
         em, result = self.em, list(values)
         vectors = self.vectors if end is None else 2
         for column in range(columns):
             self.ctx.symbols[self.columns] = self.column(at, column)
-            if end is None:
+            if end is None and rows.start == 0:
                 self.enter(None, Vector(self.inner, k, self.across, vectors), k)
                 self.ask(self.column(at, column), vectors)
                 self.leave()
             for copy in range(0, vectors, 2):
                 place = em.add(k, imm(copy * self.across))
                 for half, right in enumerate(self._floats(place, end)):
-                    for row in range(self.count):
+                    for number, row in enumerate(rows):
                         left = self._copied(row, place, half)
-                        position = (row * columns + column) * self.vectors + copy + half
+                        position = (number * columns + column) * self.vectors + copy + half
                         result[position] = self.multiply(left, right, result[position])
         return result
 
