@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import aotkit
-from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes
+from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what it was built for, and of what torch deprecates
@@ -21,10 +21,7 @@ with warnings.catch_warnings():
     from torchao import quantization
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:::torch.*", "ignore:::torchao.*"),
-    pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:::torch.*", "ignore:::torchao.*")
 CONFIGS = {
     "int8": lambda: quantization.Int8WeightOnlyConfig(),
     "int8, groups": lambda: quantization.Int8WeightOnlyConfig(granularity=quantization.PerGroup(64)),
@@ -55,5 +52,6 @@ def test_layers_are_products_that_read_the_narrow_weights(
     torch.testing.assert_close(got, want, rtol=2**-7, atol=2**-9)
     assert (got.double() - true).norm() <= 1.1 * (want.double() - true).norm()  # what quantizing costs, no more
     (graph,) = recorder.graphs
-    if name != "int8, dynamic" or multiplies_bytes(host_machine()):
+    machine = cpu_target().machine
+    if multiplies_bytes(machine) if name == "int8, dynamic" else machine.has("fma") and machine.vector_bits >= 256:
         assert not graph.report.externs and graph.report.kernel_count <= 1 + QUANTIZES.get(name, 0)
