@@ -98,7 +98,7 @@ def exact(form: Callable[..., torch.Tensor], x: torch.Tensor, *weight: torch.Ten
 
 
 @pytest.mark.sample(ways=2)
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_groups_are_scaled_where_the_product_reads_them(form: str, dtype: torch.dtype, rows: int) -> None:
@@ -192,7 +192,7 @@ def scaled_after(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch
 
 
 @pytest.mark.sample(ways=2)
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("stored", FLOATS, ids=str)
 @pytest.mark.parametrize("f", [by_row, transposed_first, scaled_after], ids=lambda f: f.__name__)
