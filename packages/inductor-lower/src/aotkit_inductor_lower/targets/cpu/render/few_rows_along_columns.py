@@ -22,7 +22,7 @@ PART = 1 << 8  # rows of the matrix whose products are added to a strip's sums, 
 STRIP = 1024  # columns, at most
 STRIP_OF_BLOCKS = 256  # so that the sums of all rows, and parts of some rows of the matrix, are in the first cache
 STEPS = 8  # of the summed loop at once
-TOGETHER = 4  # rows: of more, fewer steps are added before sums go back to memory
+TOGETHER = 5  # rows: of more, fewer steps are added before sums go back to memory
 
 
 class FewRowsAlongColumns(FewRowsEmitter):

@@ -40,6 +40,7 @@ WIDEST = 64  # columns of a part
 AHEAD = 1 << 12  # bytes of a panel
 GROUPS_AHEAD = 2
 STEPS = 4  # of the sum at once
+FEWER = 5  # rows of a block with 16 registers
 LARGEST = "16.0"  # is no number of 4 bits
 TABLE = ", ".join(f"float {number - 8}.0" for number in range(16))
 
@@ -122,7 +123,7 @@ class FewRowsInPanels(FewRowsEmitter):
 
     def most_together(self) -> int:
         """A sum of each for two parts of a panel, and what is multiplied, are in registers."""
-        return BLOCK if self.registers == 32 else BLOCK // 2
+        return BLOCK if self.registers == 32 else FEWER
 
     def loads_left(self) -> bool:
         """Its sums are computed with its copy."""
