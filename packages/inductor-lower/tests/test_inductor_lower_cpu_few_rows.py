@@ -254,7 +254,7 @@ def drawn_with_few_rows(count: int, options: RandomOptions) -> Iterator[tuple[in
 def test_random_contractions_of_few_rows(machine: str, sites: list[FewRowsSite]) -> None:
     """With several summed loops, masks, factors in any order, and anything behind them."""
     options, target = RandomOptions(nests=1, contractions=True), processor_machine(machine)
-    for seed, drawn in drawn_with_few_rows(24, options):
+    for seed, drawn in drawn_with_few_rows(20, options):
         scheduled, _ = schedule_program(drawn, LowerOptions())
         inputs = random_inputs(drawn, seed, options)
         made = bind_program(generate(scheduled, target), redzones=True)

@@ -20,7 +20,7 @@ Drawn = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
 Draw = Callable[[random.Random], Drawn]
 
 NUMBERS = (math.nan, math.inf, -math.inf, -0.0, 1e-40, 6e-8, 3e38, 6e4)
-CAREFUL = 3  # draws of each way in which one number needs care; as many as have none
+CAREFUL = 2  # draws of each way in which one number needs care; as many as have none
 
 
 def number(rng: random.Random, least: int, most: int, step: int = 1) -> int:
