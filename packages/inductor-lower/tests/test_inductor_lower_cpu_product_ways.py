@@ -155,4 +155,6 @@ def test_products_are_what_the_interpreter_computes(way: str, written: list[tupl
             assert isinstance(want, torch.Tensor)
             check_alike(made(list(args))[0], want, args[0].shape[1])
     ((_, machine), *_) = written  # not this one where another is emulated
-    assert way not in ways_of(machine) or (not calls and sum(name == way for name, _ in written) >= CAREFUL)
+    here = ways_of(machine)
+    taken = way == "product in pairs" and "product in tile registers" in here  # which come first
+    assert way not in here or taken or (not calls and sum(name == way for name, _ in written) >= CAREFUL)
