@@ -31,6 +31,7 @@ from aotkit_inductor_lower.targets.cpu.machine import Machine, processor_machine
 from aotkit_inductor_lower.targets.cpu.render import columns_apart, few_rows_along_sums
 from aotkit_inductor_lower.targets.cpu.render.emitter import Ssa
 from aotkit_inductor_lower.targets.cpu.render.few_rows import blocks_of
+from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 
@@ -86,8 +87,8 @@ def compiled(f: Program, *args: torch.Tensor, mode: str = "fake", **options: obj
 
 
 def check(f: Program, *args: torch.Tensor, **options: object) -> CompiledGraph:
-    """At most one and a half times as far from float64 as eager, and its last bits; nothing is touched beside the
-    tensors."""
+    """At most one and a half times as far from float64 as eager, and its last bits, or three times with short vectors,
+    whose sums have fewer parts; nothing is touched beside the tensors."""
     made = compiled(f, *args, **options)
     (got,) = bind_program(made.compiled, made.constants, redzones=True)(list(args))
     assert torch.equal(made(list(args))[0], got)
@@ -95,7 +96,8 @@ def check(f: Program, *args: torch.Tensor, **options: object) -> CompiledGraph:
     assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
     largest = true.abs().max().item() or 1.0
     off, eager = ((x.double() - true).abs().max().item() / largest for x in (got, want))
-    assert off <= 1.5 * (eager + (1e-14 if want.dtype is torch.float64 else 2e-7))
+    times = 1.5 if cpu_target().machine.vector_bits >= 256 else 3.0
+    assert off <= times * (eager + (1e-14 if want.dtype is torch.float64 else 2e-7))
     return made
 
 
