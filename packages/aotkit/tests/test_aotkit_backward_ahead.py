@@ -94,7 +94,7 @@ def test_it_begins_with_the_first_call_and_is_waited_for(compiles, monkeypatch):
     assert ended == [True] and [name for name, _ in compiles] == [THREAD]
 
 
-def test_nothing_is_traced_in_the_thread(monkeypatch):
+def test_nothing_is_traced_in_the_thread(compiles, monkeypatch):
     """Tracing patches modules, which the program may be calling meanwhile."""
     traced, plain = [], torch.fx.Tracer.trace
 
@@ -106,7 +106,8 @@ def test_nothing_is_traced_in_the_thread(monkeypatch):
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
     images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.MaxPool2d(2), nn.Flatten())
     for model, x in [(layer, torch.randn(2, 5, 16)), (images, torch.randn(2, 3, 16, 16))]:
-        fast_of(model)(x).sum().backward()
+        fast_of(model, dynamic=False)(x).sum().backward()
+    assert [name for name, _ in compiles] == [THREAD, THREAD]
     assert traced and THREAD not in traced
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from aotkit import GuardError
+from aotkit._tensors_alike import tensors_alike
 from aotkit.artifact import saved_checks
 from aotkit.artifact.graph_inputs import GraphInput, InputCheck, InputContract
-from aotkit.artifact.quick_checks import tensors_alike
 from aotkit.artifact.saved_checks import tree_of_rows
 from aotkit.artifact.values import value_to_json
 

@@ -60,7 +60,7 @@ class Options:
     they had nothing to do for five minutes. ``None``: as many as this process may use processors, up to 16. 0: in
     threads of this process, which mostly wait for each other.
     ``backward_ahead``: the backward is compiled while the forward runs for the first time, and not when it is asked
-    for. ``None``: on a CUDA device, whose libraries are loaded meanwhile, if this process may use several processors.
+    for. ``None``: on a CUDA device, whose libraries are loaded meanwhile.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, so that a trace of ``torch.profiler`` has

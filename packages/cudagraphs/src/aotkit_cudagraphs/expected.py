@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ._torch_compat import tensors_alike
+from ._tensors_alike import tensors_alike
 from .placement import PLAIN, PathTensor, Place, Placement
 from .tree import Node
 

@@ -114,14 +114,15 @@ class TreeManager:
             return self._replay(expected.node, given, expected.pattern.path_inputs, alike=True)
         placement = self._place(function, given)
         reasons = self._check(function, given, placement)
-        pattern = pattern_of(given, placement) if function.replays and function.unlike < MOST_UNLIKE else None
+        learns = function.replays > 0 and function.unlike < MOST_UNLIKE
+        function.unlike += learns
+        pattern = pattern_of(given, placement) if learns else None
         for index in placement.path_inputs:
             given[index] = None  # only the caller's references count from here on
         if not reasons:
             outcome = self._find_or_record(function, given, placement)
             if isinstance(outcome, Node):
                 if pattern is not None:
-                    function.unlike += 1
                     function.expected[last] = ExpectedCall(pattern, outcome)
                 return self._replay(outcome, given, placement.path_inputs)
             reasons = outcome

@@ -14,9 +14,10 @@ import torch
 
 from aotkit_inductor_lower.runtime import ArgumentReader, Placement
 
+from .._tensors_alike import tensors_alike
 from ..errors import GuardError
 from .guards import evaluate
-from .quick_checks import MOST_WRITTEN, tensors_alike
+from .quick_checks import MOST_WRITTEN
 
 __all__ = ["PLAIN", "GraphInput", "InputCheck", "InputContract"]
 

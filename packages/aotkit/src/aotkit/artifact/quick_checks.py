@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOST_WRITTEN", "Written", "tensors_alike", "write_out"]
+__all__ = ["MOST_WRITTEN", "Written", "write_out"]
 
 MOST_WRITTEN = 8  # so often a check is written anew: callers who alternate between two kinds of arguments do without
 
@@ -126,24 +126,3 @@ def _is_plainly_read(value: Any, key: str) -> bool:
     held = getattr(value, "__dict__", None)
     how: Any = kind.__getattribute__
     return how is object.__getattribute__ and isinstance(held, dict) and key in held and not hasattr(kind, key)
-
-
-def tensors_alike(values: Any) -> Callable[..., bool] | None:
-    """A function that says in one native pass whether tensors have the classes, types, devices, sizes, strides and
-    ``requires_grad`` of ``values``, and no two of them are one. ``None`` where torch has no such function, or not for
-    these.
-
-    It is torch's own check behind the guards of ``torch.compile``. It compares in the modes that are active now (grad,
-    inference, autocast): in others it says no.
-    """
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-
-        sizes: Any = [list(value.shape) for value in values]
-        strides: Any = [list(value.stride()) for value in values]
-        checker: Callable[..., bool] = TensorGuards(
-            *values, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-        ).check
-        return checker if checker(*values) else None
-    except (ImportError, AttributeError, TypeError, RuntimeError):
-        return None

@@ -9,13 +9,13 @@ Note [A backward ahead of its call]
     as without all this. What goes wrong is raised where the backward is asked for.
 
     Not begun for graphs with sizes known at run time only, since torch's record of what is assumed about them belongs
-    to the thread that traces, nor where a process may use one processor only. A program that never calls the backward
-    has compiled it for nothing: the option ``backward_ahead`` says whether to begin.
+    to the thread that traces. Two compiles of one graph never run at once: another backward waits for the guessed one.
+    A program that never calls the backward has compiled it for nothing: the option ``backward_ahead`` says whether to
+    begin.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -60,16 +60,18 @@ class BackwardAhead:
 
     def take(self, missing: Missing) -> CompiledGraph | None:
         """The backward for calls in which these tangents are ``missing``; ``None`` if there is none. What was begun is
-        waited for, if it is that one, and what went wrong there is raised; it is given once."""
+        waited for, and if it is that one, it is given, once, and what went wrong there is raised."""
         begun, self._thread = self._thread, None
-        if begun is not None and _told(missing) == self._missing:
-            begun.join()
-            outcome, error = self._outcome, self._error
-            self._outcome = self._error = None
-            if error is not None:
-                raise error
-            return outcome
-        return self._compile(missing)
+        if begun is None:
+            return self._compile(missing)
+        begun.join()
+        outcome, error = self._outcome, self._error
+        self._outcome = self._error = None
+        if _told(missing) != self._missing:
+            return self._compile(missing)
+        if error is not None:
+            raise error
+        return outcome
 
     def _run(self) -> None:
         on_device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
@@ -88,29 +90,21 @@ def backward_ahead(artifact: Artifact, compile_backward: Compile, asked: bool | 
     """What begins the compile of the backward early, where that is ``asked`` for (or, for ``None``, of use) and can be
     done."""
     backward = None if artifact.graphs is None else artifact.graphs.backward
-    if asked is False or artifact.backward is not None or not isinstance(backward, GraphModule):
+    if not isinstance(backward, GraphModule) or not artifact.plan.call.tangents:
         return None
     values = [node.meta.get("val") for node in backward.graph.find_nodes(op="placeholder")]
     devices = {value.device for value in values if isinstance(value, torch.Tensor)}
-    if (
-        not artifact.plan.call.tangents
-        or len(devices) != 1
-        or _known_at_run_time(values)
-        or (asked is None and not _is_of_use(*devices))
-    ):
+    if len(devices) != 1 or _known_at_run_time(values):
         return None
-    return BackwardAhead(compile_backward, guess_missing(artifact.plan), *devices)
+    (device,) = devices
+    begins = device.type == "cuda" if asked is None else asked
+    return BackwardAhead(compile_backward, guess_missing(artifact.plan), device) if begins else None
 
 
 def _known_at_run_time(values: Sequence[Any]) -> bool:
     kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
     sizes = [size for value in values if isinstance(value, torch.Tensor) for size in (*value.shape, *value.stride())]
     return any(isinstance(value, kinds) for value in (*values, *sizes))
-
-
-def _is_of_use(device: torch.device) -> bool:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return device.type == "cuda" and usable > 1
 
 
 def guess_missing(plan: WrapperPlan) -> Missing:
