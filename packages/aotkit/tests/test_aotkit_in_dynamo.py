@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch._guards import CompileContext, TracingContext
 
 import aotkit
 from aotkit.driver import process
-from aotkit.driver.process import collections_put_off
+from aotkit.driver.process import collections_put_off, spare_traces_full_collections
 
 
 def compiled(fn: Callable[..., Any], recorder: aotkit.Recorder, **options: Any) -> Callable[..., Any]:
@@ -152,3 +153,77 @@ def test_what_somebody_has_frozen_stays_frozen() -> None:
         made = _circle()
     left = gc.get_freeze_count()  # other tests' objects among them die when nobody holds them any more
     assert frozen // 2 < left <= frozen and made[0] is made and process._frozen_by_others
+
+
+class _Held:
+    """Garbage that only a collection finds, once nobody holds it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def _old_garbage() -> weakref.ref[_Held]:
+    held = _Held()
+    gc.collect()  # it is of the oldest generation now
+    return weakref.ref(held)
+
+
+def _until_python_collects_everything() -> None:
+    """Make objects until there are enough for a full collection; this takes a quarter of what the process has."""
+    seen: list[str] = []
+    threshold = gc.get_threshold()
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            seen.append(phase)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(100, 2, 2)
+    gc.enable()
+    made: list[list[None]] = []
+    while not seen and len(made) < 20_000_000:
+        made.append([])
+    gc.disable()
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(note)
+    assert seen
+
+
+@pytest.mark.usefixtures("collector")
+def test_full_collections_wait_while_a_graph_is_traced_and_at_no_other_time() -> None:
+    spare_traces_full_collections()
+    gc.unfreeze()
+    alive: dict[str, bool] = {}
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        garbage = _old_garbage()
+        _until_python_collects_everything()
+        alive["in a trace"] = garbage() is not None
+        alive["nothing frozen"] = gc.get_freeze_count() == 0
+        gc.collect()
+        alive["after a call"] = garbage() is not None
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    garbage = _old_garbage()
+    _until_python_collects_everything()
+    alive["afterwards"] = garbage() is not None
+    assert alive == {"in a trace": True, "nothing frozen": True, "after a call": False, "afterwards": False}
+
+
+@pytest.mark.usefixtures("collector")
+def test_full_collections_of_a_trace_thaw_nothing_that_somebody_has_frozen() -> None:
+    spare_traces_full_collections()
+    frozen: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        gc.freeze()
+        frozen.append(gc.get_freeze_count())
+        _until_python_collects_everything()
+        frozen.append(gc.get_freeze_count())
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 2, backend=backend)(torch.ones(3))
+    assert frozen[0] // 2 < frozen[1] <= frozen[0]

@@ -18,6 +18,7 @@ from ._notices import warn_user
 from .driver.alias_specializations import with_alias_specializations
 from .driver.bugs import first_line, is_bug, is_refusal, raise_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
+from .driver.process import spare_traces_full_collections
 from .driver.ranks import RankCheck
 from .driver.watched import watched
 from .environment import read_environment
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .driver.user_passes import GraphPasses
 
 __all__ = ["aotkit", "make_backend"]
+
+spare_traces_full_collections()  # Dynamo's trace comes right after this module is loaded
 
 BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

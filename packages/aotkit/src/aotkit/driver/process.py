@@ -6,8 +6,11 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["collections_put_off", "deep_recursion"]
+from torch._guards import CompileContext
+
+__all__ = ["collections_put_off", "deep_recursion", "spare_traces_full_collections"]
 
 # Note [Garbage of a compile]
 # Python collects when the number of objects has grown by a share, and walks all of them: Dynamo has left a large heap,
@@ -43,6 +46,37 @@ def _join_what_is_old() -> None:
         return
     gc.freeze()
     gc.unfreeze()
+
+
+def spare_traces_full_collections() -> None:
+    """From now on Python's own collections of the oldest generation find nothing to walk over while Dynamo compiles a
+    function in the thread in which they are due, see Note [Garbage of a compile]."""
+    if not any(isinstance(callback, _SpareTraces) for callback in gc.callbacks):
+        gc.callbacks.append(_SpareTraces())
+
+
+class _SpareTraces:
+    """A callback of the collector; collections don't nest, so what it remembers is of the one that runs."""
+
+    def __init__(self) -> None:
+        self._frozen = False
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] != 2:
+            return
+        if phase == "stop":
+            if self._frozen:
+                gc.unfreeze()
+                self._frozen = False
+        elif _is_due() and CompileContext.try_get() is not None and not gc.get_freeze_count():
+            gc.freeze()
+            self._frozen = True
+
+
+def _is_due() -> bool:
+    """Whether this full collection comes of Python's own counting, and not of a call of ``gc.collect``."""
+    count, threshold = gc.get_count(), gc.get_threshold()
+    return count[0] > threshold[0] and count[2] > threshold[2]
 
 
 @contextmanager
