@@ -16,7 +16,7 @@ from torch._guards import CompileContext, TracingContext
 
 import aotkit
 from aotkit.driver import process
-from aotkit.driver.process import collections_put_off, spare_traces_full_collections
+from aotkit.driver.process import collections_put_off, put_full_collections_off_while_tracing
 
 
 def compiled(fn: Callable[..., Any], recorder: aotkit.Recorder, **options: Any) -> Callable[..., Any]:
@@ -125,11 +125,14 @@ def _circle() -> list[object]:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is collected by itself; afterwards all is frozen again as the tests' settings have it, or nothing is."""
+    """Nothing is collected by itself, and what is is by Python's own thresholds; afterwards all is as the tests'
+    settings have it, which freeze."""
     monkeypatch.setattr(process, "_frozen_by_others", [])
-    was, frozen = gc.isenabled(), gc.get_freeze_count()
+    was, frozen, thresholds = gc.isenabled(), gc.get_freeze_count(), gc.get_threshold()
     gc.disable()
+    gc.set_threshold(700, 10, 10)
     yield
+    gc.set_threshold(*thresholds)
     (gc.freeze if frozen else gc.unfreeze)()
     (gc.enable if was else gc.disable)()
 
@@ -168,62 +171,67 @@ def _old_garbage() -> weakref.ref[_Held]:
     return weakref.ref(held)
 
 
-def _until_python_collects_everything() -> None:
-    """Make objects until there are enough for a full collection; this takes a quarter of what the process has."""
+def _collects_everything_by_itself() -> bool:
+    """Whether Python does, when a process has made as many objects again as it had and a third."""
     seen: list[str] = []
-    threshold = gc.get_threshold()
 
     def note(phase: str, info: dict[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
             seen.append(phase)
 
+    enough = 4 * len(gc.get_objects()) // 3
     gc.callbacks.append(note)
-    gc.set_threshold(100, 2, 2)
     gc.enable()
     made: list[list[None]] = []
-    while not seen and len(made) < 20_000_000:
+    while not seen and len(made) < enough:
         made.append([])
     gc.disable()
-    gc.set_threshold(*threshold)
     gc.callbacks.remove(note)
-    assert seen
+    return bool(seen)
 
 
 @pytest.mark.usefixtures("collector")
-def test_full_collections_wait_while_a_graph_is_traced_and_at_no_other_time() -> None:
-    spare_traces_full_collections()
+def test_full_collections_wait_while_dynamo_compiles_and_at_no_other_time() -> None:
+    torch._dynamo.reset()
+    put_full_collections_off_while_tracing()
     gc.unfreeze()
-    alive: dict[str, bool] = {}
+    before = gc.get_threshold()
+    found: dict[str, bool] = {}
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         garbage = _old_garbage()
-        _until_python_collects_everything()
-        alive["in a trace"] = garbage() is not None
-        alive["nothing frozen"] = gc.get_freeze_count() == 0
+        found["by itself"] = _collects_everything_by_itself()
+        found["alive"] = garbage() is not None
         gc.collect()
-        alive["after a call"] = garbage() is not None
+        found["alive after a call"] = garbage() is not None
         return gm.forward
 
-    torch._dynamo.reset()
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    assert found == {"by itself": False, "alive": True, "alive after a call": False}
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
     garbage = _old_garbage()
-    _until_python_collects_everything()
-    alive["afterwards"] = garbage() is not None
-    assert alive == {"in a trace": True, "nothing frozen": True, "after a call": False, "afterwards": False}
+    assert _collects_everything_by_itself() and garbage() is None
 
 
 @pytest.mark.usefixtures("collector")
-def test_full_collections_of_a_trace_thaw_nothing_that_somebody_has_frozen() -> None:
-    spare_traces_full_collections()
-    frozen: list[int] = []
+def test_thresholds_that_somebody_sets_while_dynamo_compiles_stay() -> None:
+    torch._dynamo.reset()
+    put_full_collections_off_while_tracing()
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        gc.freeze()
-        frozen.append(gc.get_freeze_count())
-        _until_python_collects_everything()
-        frozen.append(gc.get_freeze_count())
+        gc.set_threshold(5000, 20, 30)
         return gm.forward
 
-    torch._dynamo.reset()
     torch.compile(lambda x: x + 2, backend=backend)(torch.ones(3))
-    assert frozen[0] // 2 < frozen[1] <= frozen[0]
+    assert gc.get_threshold() == (5000, 20, 30)
+
+
+def test_the_first_compile_has_asked_dynamo_and_every_later_one_asks_again() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    torch._dynamo.reset()
+    assert not callback_handler.start_callbacks
+    run = torch.compile(lambda x: x * 2, backend="aotkit")
+    for size in (3, 4):  # the second compile finds that it was asked
+        torch.testing.assert_close(run(torch.ones(size)), torch.full((size,), 2.0))
+    assert len(callback_handler.start_callbacks) == len(callback_handler.end_callbacks) == 1

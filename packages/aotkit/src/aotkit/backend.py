@@ -18,7 +18,7 @@ from ._notices import warn_user
 from .driver.alias_specializations import with_alias_specializations
 from .driver.bugs import first_line, is_bug, is_refusal, raise_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
-from .driver.process import spare_traces_full_collections
+from .driver.process import put_full_collections_off_while_tracing
 from .driver.ranks import RankCheck
 from .driver.watched import watched
 from .environment import read_environment
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["aotkit", "make_backend"]
 
-spare_traces_full_collections()  # Dynamo's trace comes right after this module is loaded
-
 BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -59,6 +57,7 @@ def aotkit(
     ``observer``, a :class:`aotkit.Recorder` that collects stage times and reports.
     Raises :class:`aotkit.UnknownOption`; with ``fallback="error"`` also :class:`aotkit.CompileError`.
     """
+    put_full_collections_off_while_tracing()  # of the next graphs; of the first one, the entry point has seen to it
     given = dict(options or {})
     recorder = given.pop("observer", None)
     environment = read_environment()

@@ -6,11 +6,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from torch._guards import CompileContext
-
-__all__ = ["collections_put_off", "deep_recursion", "spare_traces_full_collections"]
+__all__ = ["collections_put_off", "deep_recursion", "put_full_collections_off_while_tracing"]
 
 # Note [Garbage of a compile]
 # Python collects when the number of objects has grown by a share, and walks all of them: Dynamo has left a large heap,
@@ -20,7 +17,13 @@ __all__ = ["collections_put_off", "deep_recursion", "spare_traces_full_collectio
 #
 # What a load makes stays as long as the model does. Counted as new it brings the next walk over everything closer, in a
 # warm start of GPT-2 into the first backward; so it joins what is old at once, where the next such walk looks at it.
+#
+# Dynamo's trace comes before that, and in it Python walks over all objects of the process once or twice (0.2 s each
+# beside torch's and transformers' modules, an eighth of a warm start of GPT-2), and finds little that is garbage. So
+# from the begin of a compile of Dynamo's to its end the count at which that is due is out of reach. Younger objects are
+# collected as ever, garbage among the old ones after the compile, and whoever calls `gc.collect` gets what he asks for.
 
+_NEVER = 2**31 - 1  # collections of the middle generation, after which one of all is due
 _frozen_by_others: list[bool] = []  # once it is known of this process: to count such objects is to walk all of them
 
 
@@ -48,35 +51,34 @@ def _join_what_is_old() -> None:
     gc.unfreeze()
 
 
-def spare_traces_full_collections() -> None:
-    """From now on Python's own collections of the oldest generation find nothing to walk over while Dynamo compiles a
-    function in the thread in which they are due, see Note [Garbage of a compile]."""
-    if not any(isinstance(callback, _SpareTraces) for callback in gc.callbacks):
-        gc.callbacks.append(_SpareTraces())
+def put_full_collections_off_while_tracing() -> None:
+    """Ask Dynamo to say when it begins and ends compiling a function: in between no collection of the oldest generation
+    becomes due by itself, see Note [Garbage of a compile]. ``torch._dynamo.reset`` forgets that it was asked."""
+    from torch._dynamo.callback import callback_handler
+
+    if not any(isinstance(each, _BeginTracing) for each in callback_handler.start_callbacks):
+        begin = _BeginTracing()
+        callback_handler.register_start_callback(begin)
+        callback_handler.register_end_callback(begin.end)
 
 
-class _SpareTraces:
-    """A callback of the collector; collections don't nest, so what it remembers is of the one that runs."""
+class _BeginTracing:
+    """Dynamo calls this once when the first of several threads begins, and :meth:`end` when the last one ends."""
 
     def __init__(self) -> None:
-        self._frozen = False
+        self._before: tuple[int, int, int] | None = None
 
-    def __call__(self, phase: str, info: dict[str, Any]) -> None:
-        if info["generation"] != 2:
-            return
-        if phase == "stop":
-            if self._frozen:
-                gc.unfreeze()
-                self._frozen = False
-        elif _is_due() and CompileContext.try_get() is not None and not gc.get_freeze_count():
-            gc.freeze()
-            self._frozen = True
+    def __call__(self, _: object) -> None:
+        self._before = gc.get_threshold()
+        gc.set_threshold(*self._before[:2], _NEVER)
 
-
-def _is_due() -> bool:
-    """Whether this full collection comes of Python's own counting, and not of a call of ``gc.collect``."""
-    count, threshold = gc.get_count(), gc.get_threshold()
-    return count[0] > threshold[0] and count[2] > threshold[2]
+    def end(self, _: object) -> None:
+        before, self._before = self._before, None
+        if before is None or gc.get_threshold()[2] != _NEVER:
+            return  # somebody has set another one meanwhile
+        gc.set_threshold(*gc.get_threshold()[:2], before[2])
+        if not _frozen_by_others:
+            _join_what_is_old()
 
 
 @contextmanager
