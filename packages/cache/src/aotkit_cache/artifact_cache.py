@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ._notices import warn_user
 from ._observer import SILENT, Observer
@@ -26,7 +27,9 @@ from .errors import CacheError, CacheWarning
 from .key import CacheKey
 from .signing import Signer
 from .store import EntryStat, LockingStore, Store
-from .transfer import Transfer, export_entries, import_entries
+
+if TYPE_CHECKING:
+    from .transfer import Transfer
 
 Payload = tuple[Mapping[str, bytes], Mapping[str, JsonValue]]
 
@@ -211,6 +214,8 @@ class ArtifactCache:
         Without a key the cache's own is used, which another machine has only if it is a shared one.
         `progress(done, total)` is called along the way. Raises `CacheError`. See Note [Export file].
         """
+        from .transfer import export_entries
+
         found = [entry.key for entry in self.store.entries()] if keys is None else keys
         return export_entries(self.store, self._signer, self._other(signing_key), path, found, progress)
 
@@ -225,6 +230,8 @@ class ArtifactCache:
 
         Raises `CacheError` if it is no such file, or cut short.
         """
+        from .transfer import import_entries
+
         return import_entries(self.store, self._signer, self._other(signing_key), path, progress)
 
     def _other(self, signing_key: bytes | str | None) -> Signer:
