@@ -104,14 +104,14 @@ def check(f: Program, *args: torch.Tensor, **options: object) -> CompiledGraph:
 @pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 13, 16])
-def test_all_orientations_and_types(rows: int, dtype: torch.dtype, sites: list[FewRowsSite]) -> None:
-    for k, n in MATRICES:
-        x = torch.randn(rows, k, dtype=dtype)
-        check(lambda a, b: a @ b, x, torch.randn(k, n, dtype=dtype))
-        check(lambda a, b: a @ b.t(), x, torch.randn(n, k, dtype=dtype))
-        check(lambda a, b: a.t() @ b.t(), torch.randn(k, rows, dtype=dtype), torch.randn(n, k, dtype=dtype))
+@pytest.mark.parametrize(("k", "n"), MATRICES)
+def test_all_orientations_and_types(k: int, n: int, rows: int, dtype: torch.dtype, sites: list[FewRowsSite]) -> None:
+    x = torch.randn(rows, k, dtype=dtype)
+    check(lambda a, b: a @ b, x, torch.randn(k, n, dtype=dtype))
+    check(lambda a, b: a @ b.t(), x, torch.randn(n, k, dtype=dtype))
+    check(lambda a, b: a.t() @ b.t(), torch.randn(k, rows, dtype=dtype), torch.randn(n, k, dtype=dtype))
     if rows < 16:  # of which tile registers are full
-        assert len(sites) == 3 * len(MATRICES) and {site.count for site in sites} == {rows}
+        assert len(sites) == 3 and {site.count for site in sites} == {rows}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -256,14 +256,14 @@ def drawn_with_few_rows(count: int, options: RandomOptions) -> Iterator[tuple[in
 def test_random_contractions_of_few_rows(machine: str, sites: list[FewRowsSite]) -> None:
     """With several summed loops, masks, factors in any order, and anything behind them."""
     options, target = RandomOptions(nests=1, contractions=True), processor_machine(machine)
-    for seed, drawn in drawn_with_few_rows(20, options):
+    for seed, drawn in drawn_with_few_rows(12, options):
         scheduled, _ = schedule_program(drawn, LowerOptions())
         inputs = random_inputs(drawn, seed, options)
         made = bind_program(generate(scheduled, target), redzones=True)
         for want, got in zip(interpret_program(drawn, inputs), made(list(inputs)), strict=True):
             assert isinstance(want, torch.Tensor)
             assert difference(want, got) is None
-    assert len(sites) > 5
+    assert len(sites) > 3
 
 
 def test_the_text_names_what_it_computes() -> None:
@@ -410,7 +410,7 @@ class AnyProcessor:
         return True
 
 
-@pytest.mark.sample(ways=2)
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 15])
 def test_columns_that_lie_apart_are_each_summed_once(
