@@ -24,6 +24,7 @@ from .graph_partition import CompiledParts, PartitionedGraph, compile_parts, nee
 from .graph_partition.split_ops import split_ops
 from .graph_passes import (
     activation_gradients,
+    attend_in_parts,
     attention_operands,
     bucket_collectives,
     call_custom_writers,
@@ -147,6 +148,7 @@ GRAPH_PASSES = in_order(
     fuse_attention.PASS,
     write_out_attention.PASS,
     attention_operands.PASS,  # what is left of calls
+    attend_in_parts.PASS,
     simplify.PASS,
     loss_gradients.PASS,
     merge_splits_and_cats.PASS,

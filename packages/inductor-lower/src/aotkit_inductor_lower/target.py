@@ -53,7 +53,8 @@ class Capabilities:
     become besides ATen's call. ``tiles_products``: they are written in tiles, as long as nothing else is summed beside
     them. ``stores_odd_rows``: they are faster than ATen's call, with padding and a copy, where rows of a large result
     begin at no multiple of ``row_bytes``. ``coalesces``: neighbouring threads run at once, and should access
-    neighbouring elements.
+    neighbouring elements. ``attention_rows``: so many queries, at most, of which kernels cut the keys in parts, which
+    ATen's attention doesn't; 0: none.
     """
 
     device: str
@@ -76,6 +77,7 @@ class Capabilities:
     tiles_products: bool = False
     stores_odd_rows: bool = False
     coalesces: bool = False
+    attention_rows: int = 0
 
     def owns(self, device: torch.device) -> bool:
         """Whether kernels take tensors on this device."""

@@ -21,14 +21,14 @@ from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD
 from ..passes import Pass, PassContext
-from ..target import on_host
 from .attention_gradients import Place, erase_unused, sum_of_copies
 from .attention_parts import fits_scores, hiding, number_of
 from .node_facts import before_writes, escaping_nodes, shared_heads
 from .patterns import emit
 from .rewriting import rewriting
 
-__all__ = ["JOINT_PASS", "PASS", "calls_attention", "read_operands"]
+__all__ = ["JOINT_PASS", "PASS", "BoolMask", "bool_mask", "calls_attention", "is_read", "made_of", "part_of"]
+__all__ += ["read_operands", "take_parts"]
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -77,7 +77,7 @@ def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
         if number == 0:
             part.replace_input_with(node, made)
             continue
-        new, old = _part(graph, part, made, number), sums[number - 1]
+        new, old = part_of(graph, part, made, number), sums[number - 1]
         assert old is not None
         Place(part, ((old, False),)).take(graph, new, escaping)
     erase_unused(graph, node)
@@ -98,7 +98,8 @@ def _numbered(node: Node) -> list[tuple[int, Node]]:
     return [(part.args[1], part) for part in _parts(node) if isinstance(part.args[1], int)]
 
 
-def _part(graph: Graph, place: Node, call: Node, number: int) -> Node:
+def part_of(graph: Graph, place: Node, call: Node, number: int) -> Node:
+    """A result of a call, before ``place``."""
     made = emit(graph, lambda call: operator.getitem(call, number), place, call=call)
     assert made is not None
     return made
@@ -108,7 +109,7 @@ def _part(graph: Graph, place: Node, call: Node, number: int) -> Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mask:
+class BoolMask:
     """A mask that is made of a bool: what is added where it holds, or else -inf."""
 
     seen: Node
@@ -120,7 +121,8 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
     if node.target is not _FORWARD:
         return 0
     query, key, value, *rest = node.args
-    mask = _mask_of(node, query, key)
+    assert isinstance(query, Node) and isinstance(key, Node)
+    mask = bool_mask(node.kwargs.get("attn_mask"), query, key)
     if mask is None or {*node.kwargs} - {"attn_mask", "scale"} or any(rest[:1]):
         return 0
     sums = [part for part in _parts(node) if part.args[1] == 1]
@@ -141,41 +143,67 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
     made = emit(graph, lambda args: ATTENTION(*args), node, args=[query, key, value, *settings, True])
     if made is None:
         return 0
-    result, tops, totals = (_part(graph, node, made, number) for number in range(3))
+    result, tops, totals = (part_of(graph, node, made, number) for number in range(3))
     for backward in backwards:
         gradient = backward.args[0]
         args = [gradient, query, key, value, result, tops, totals, *settings, scale]
         call = emit(graph, lambda args: ATTENTION_BACKWARD(*args), backward, args=args)
         assert call is not None
-        _take_parts(graph, backward, [_part(graph, backward, call, number) for number in range(3)], escaping)
+        take_parts(graph, backward, [part_of(graph, backward, call, number) for number in range(3)], escaping)
         erase_unused(graph, backward)
-    _take_parts(graph, node, [result], escaping)
+    take_parts(graph, node, [result], escaping)
     erase_unused(graph, node)
     return 1
 
 
-def _take_parts(graph: Graph, node: Node, made: list[Node], escaping: set[Node]) -> None:
+def take_parts(graph: Graph, node: Node, made: list[Node], escaping: set[Node]) -> None:
+    """Let who reads results of ``node`` read those that were ``made``."""
     for number, part in _numbered(node):
         if number < len(made):
             Place(part, ((part, False),)).take(graph, made[number], escaping)
 
 
-def _mask_of(node: Node, query: Any, key: Any) -> _Mask | None:
-    mask = node.kwargs.get("attn_mask")
-    while isinstance(mask, Node) and mask.target in (aten.expand.default, aten.clone.default):
-        mask = mask.args[0]  # type: ignore[assignment]
+def bool_mask(mask: object, query: Node, key: Node) -> BoolMask | None:
+    """The bool that a mask is made of, if attention of such a query and key reads it as it lies."""
+    mask = made_of(mask)
     choice = hiding(mask)
     if choice is None or choice[2] != -math.inf:
         return None
     seen, inverted, _, tensor = choice
     added = None if number_of(tensor) == 0 else tensor
+    if not is_read(seen, query, key, (torch.bool,)):
+        return None
+    if added is not None and not is_read(added, query, key, (torch.float32, torch.bfloat16, torch.float16)):
+        return None
+    return BoolMask(seen, inverted, added)
+
+
+def made_of(mask: object) -> object:
+    """What a mask is a copy of, which may be longer, or seen several times."""
+    while isinstance(mask, Node) and mask.op == "call_function":
+        source = mask.args[0]
+        if mask.target in (aten.expand.default, aten.clone.default):
+            mask = source
+        elif isinstance(source, Node) and _is_padding(mask, source):
+            mask = source.args[0]
+        else:
+            return mask
+    return mask
+
+
+def _is_padding(cut: Node, padded: Node) -> bool:
+    """Whether a mask was padded at the end of its rows, and cut again: so its rows begin at multiples of 16 bytes."""
+    if cut.target is not aten.slice.Tensor or padded.target is not aten.constant_pad_nd.default:
+        return False
+    source, (before, *others) = padded.args[0], padded.args[1]  # type: ignore[misc]
+    same = isinstance(source, Node) and source.meta["val"].shape == cut.meta["val"].shape
+    return same and before == 0 and len(others) == 1
+
+
+def is_read(mask: Node, query: Node, key: Node, types: tuple[torch.dtype, ...]) -> bool:
+    """Whether attention reads a mask as it lies."""
     sizes = (*query.meta["val"].shape[:3], key.meta["val"].shape[2])
-    if not fits_scores(seen, sizes, (torch.bool,)) or seen.meta["val"].stride(-1) != 1:
-        return None
-    floats = (torch.float32, torch.bfloat16)
-    if added is not None and (not fits_scores(added, sizes, floats) or added.meta["val"].stride(-1) != 1):
-        return None
-    return _Mask(seen, inverted, added)
+    return fits_scores(mask, sizes, types) and mask.meta["val"].stride(-1) == 1
 
 
 def _run(graph: Graph, ctx: PassContext) -> Graph:
@@ -187,7 +215,8 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
         value = query.meta["val"]
         queries, keys = (size if isinstance(size, int) else None for size in (value.shape[2], key.meta["val"].shape[2]))
         width, dtype = value.shape[3], str(value.dtype).removeprefix("torch.")
-        known = isinstance(width, int) and isinstance(value.shape[1], int) and on_host(value)
+        known = isinstance(width, int) and isinstance(value.shape[1], int)
+        known = known and ctx.target.capabilities.owns(value.device)
         return known and ctx.target.computes_attention((queries, keys), width, dtype, options)
 
     return rewriting(lambda graph, fuel: read_operands(graph, fuel, takes))(graph, ctx)

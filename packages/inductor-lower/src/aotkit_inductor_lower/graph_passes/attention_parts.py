@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Node
 
-from ..target import on_host
 from .node_facts import same_number, shared_heads
 
 __all__ = [
@@ -33,7 +32,7 @@ RESHAPES = frozenset(
 )
 _FACTORS = frozenset((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar))
 _DIVISIONS = frozenset((aten.div.Tensor, aten.div.Scalar))
-_TYPES = (torch.float32, torch.bfloat16)
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FILLS = {
     aten.full.default: 1,
     aten.full_like.default: 1,
@@ -182,7 +181,7 @@ def find_operand(
 def find_written(softmax: Node) -> Written | None:
     """The attention around a softmax."""
     value = softmax.meta["val"]
-    if value.dim() != 4 or value.dtype not in _TYPES or not on_host(value):
+    if value.dim() != 4 or value.dtype not in _TYPES:
         return None
     if softmax.args[1] not in (-1, 3) or softmax.args[2] is not False:
         return None
@@ -391,7 +390,7 @@ class _Finder:
 def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ...]) -> bool:
     """Whether a mask is one of the scores of such sizes, with an element for each key, of one of the types."""
     value = mask.meta["val"]
-    if value.dtype not in types or not 1 <= value.dim() <= 4 or not on_host(value):
+    if value.dtype not in types or not 1 <= value.dim() <= 4:
         return False
     if not same_number(value.shape[-1], sizes[-1]):
         return False
@@ -449,7 +448,9 @@ def _is_lower_triangle(seen: Node, scores: Node) -> bool:
 def _is_cast(node: Node) -> bool:
     """Whether a copy is to another of the types that kernels read."""
     value, source = node.meta["val"], node.args[0]
-    return isinstance(source, Node) and {value.dtype, source.meta["val"].dtype} <= set(_TYPES) and on_host(value)
+    if not isinstance(source, Node) or source.meta["val"].device != value.device:
+        return False
+    return {value.dtype, source.meta["val"].dtype} <= set(_TYPES)
 
 
 def _same_count(a: Node, b: Node) -> bool:

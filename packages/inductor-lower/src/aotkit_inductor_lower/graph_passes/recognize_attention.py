@@ -27,6 +27,7 @@ from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
 from ..passes import Pass, PassContext
+from ..target import on_host
 from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
 from .attention_parts import Operand, Written, find_written
 from .node_facts import before_writes, escaping_nodes
@@ -147,7 +148,12 @@ class _Rewriter:
         batch, heads, queries, keys, _ = self.written.shape
         kept = self.written.kept
 
+        on_device = self.written.is_kept and not on_host(drawn.meta["val"][0])
+
         def draw(x: Any) -> Any:
+            if on_device:  # where dropout draws in an order of its own, alike for all types
+                room = aten.new_empty.default(x, [batch, heads, queries, keys])
+                return operator.getitem(aten.native_dropout.default(room, 1 - kept, True), 1)
             room = aten.new_empty.default(x, [batch, heads, queries, keys], dtype=torch.bool)
             return aten.bernoulli.p(room, kept)
 
@@ -177,8 +183,11 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
 
     def takes(written: Written) -> bool:
         *_, queries, keys, width = written.shape
-        dtype = str(written.out.meta["val"].dtype).removeprefix("torch.")
-        known = ctx.target.computes_attention((queries, keys), width, dtype, options)
+        value = written.out.meta["val"]
+        dtype = str(value.dtype).removeprefix("torch.")
+        known = ctx.target.capabilities.owns(value.device) and ctx.target.computes_attention(
+            (queries, keys), width, dtype, options
+        )
         return known and written.scale > 0
 
     return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes))(graph, ctx)

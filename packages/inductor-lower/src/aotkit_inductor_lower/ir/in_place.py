@@ -16,11 +16,12 @@ from collections.abc import Mapping
 
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 from .independence import check_outer_independence
-from .nodes import Buffer, Load, LoopNest, Store
+from .nodes import Buffer, BufferKind, Load, LoopNest, Store
 from .walk import load_at, map_nest, placed
 
 __all__ = ["may_write_over", "row_major"]
 
+_ROOMS = 4  # sums in scratch memory that other nests have, at most
 _MOST_INSTRUCTIONS = 300  # the check looks at all pairs of accesses
 
 
@@ -54,6 +55,8 @@ def _reads_first(nest: LoopNest, argument: str, result: str, buffers: Mapping[st
     body = placed(nest.stages)
     if len(body) > _MOST_INSTRUCTIONS:
         return False
+    if _is_done_twice(nest, buffers):
+        return False
     stored = [(number, at, i) for number, at, i in body if isinstance(i, Store) and i.buffer == result]
     if len(stored) != 1:
         return False
@@ -75,6 +78,13 @@ def _reads_first(nest: LoopNest, argument: str, result: str, buffers: Mapping[st
         moved[load.result] = load_at(load, result, indices)
     there = map_nest(nest, lambda i: moved.get(i.result, i) if isinstance(i, Load) else i)
     return check_outer_independence(there, buffers) is None
+
+
+def _is_done_twice(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a target may compute the nest by several kernels, one after the other, which read the same: the gradients
+    of an attention, of which each is a sum of products in memory of its own."""
+    rooms = {name for name in nest.writes if buffers[name].kind is BufferKind.SCRATCH}
+    return len(rooms) > _ROOMS
 
 
 def _as_stored(

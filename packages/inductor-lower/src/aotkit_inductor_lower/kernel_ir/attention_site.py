@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ..ir import CONTRACTIONS, Compute, Const, DType, Index, Instr, Load, Precision, Reduce, Store
 from ..ir.walk import operands
+from ..ops.dtypes import is_half
 from ..symbolic import Expr, Symbol, sym, to_expr
 from .nodes import Kernel, Loop
 from .walk import PerfectNest, perfect_nests
@@ -17,6 +18,7 @@ __all__ = ["AttentionSite", "Lines", "Mask", "attention_site"]
 
 
 _NONE = to_expr(0)
+_ONE_QUERY = Loop("the query", to_expr(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Mask:
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
     """The attention that a kernel computes. ``batch``: loops of the grid, one iteration is a head (of keys);
-    ``queries``: the loop of the grid that the forward has for them; ``shared``: how many heads of queries share one of
+    ``queries``: the loop of the grid that the forward has for them, or one that is in no grid where there is one query; ``shared``: how many heads of queries share one of
     keys, in the backward. ``inputs``: query, key, value; in the backward behind these the gradient of the result and
     the result. ``outputs``: the result, or the gradients of query, key and value, and of the scores where these are
     asked for. ``saved``: a number for each query, the logarithm of the sum of weights, or the largest score and the
@@ -136,7 +138,7 @@ _DIVISOR = "zero = const; one = const; none = eq total zero; divisor = where non
 
 def _cast(name: str, dtype: DType) -> str:
     """The line that rounds a value to a type."""
-    return f"{name} = cast {name};" if dtype is DType.BF16 else ""
+    return f"{name} = cast {name};" if is_half(dtype) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def _weights(dtype: DType, kept: bool) -> str:
     lines = "score = load; below = sub score top; weight = exp below;"
     lines += (_KEPT + "used = mul weight factor;") if kept else ""
     name = "used" if kept else "weight"
-    rounded = f"stored = cast {name};" if dtype is DType.BF16 else ""
+    rounded = f"stored = cast {name};" if is_half(dtype) else ""
     return _written(f"{lines} {rounded} store {'stored' if rounded else name}; sum weight")
 
 
@@ -187,7 +189,7 @@ def _changes(score: _Score, dtype: DType, own: bool, kept: bool, stored: bool) -
     lines += "total = load; weight = div weight total;" if own else ""
     lines += (_KEPT + "used = mul weight factor;") if kept else ""
     name = "used" if kept else "weight"
-    rounded = f"rounded = cast {name};" if dtype is DType.BF16 else ""
+    rounded = f"rounded = cast {name};" if is_half(dtype) else ""
     lines += f"{rounded} store {'rounded' if rounded else name}; slope = load;"
     lines += "slope = mul slope factor;" if kept else ""
     lines += "delta = load; slope = sub slope delta; change = mul slope weight;"
@@ -265,6 +267,20 @@ class _Reader:
             step, head = steps[0], self.queries * steps[0]
         return Lines(access.buffer, self.types[access.buffer], start, step, head if self.shared > 1 else to_expr(0))
 
+    def in_order(self, nest: PerfectNest) -> tuple[Loop, ...]:
+        """The loops of a nest in the order in which its scratch memory has them: others may be sorted otherwise, by the
+        strides of tensors."""
+        access = next(i for i in nest.body if isinstance(i, Load | Store) and i.buffer in self.scratch)
+        left, found, width = list(nest.loops), list[Loop](), to_expr(1)
+        while left:
+            loop = next((loop for loop in left if self._step(access, loop) == width), None)
+            if loop is None:
+                raise _Other
+            left.remove(loop)
+            found.insert(0, loop)
+            width = width * loop.extent
+        return tuple(found)
+
     def row(self, access: Load | Store, rows: Sequence[Loop]) -> Lines:
         """Numbers of which each line has one, in memory or along the columns of a mask."""
         steps = [self._step(access, loop) for loop in rows]
@@ -327,7 +343,8 @@ class _Reader:
         if known.causal:
             indices = [_next(body, Index).expr for _ in range(2)]
             next(body)
-            if indices != [sym(column.symbol), sym(rows[-1].symbol)] or _next(body, Const).value != -math.inf:
+            query = sym(rows[-1].symbol) if rows[-1] is not _ONE_QUERY else _NONE
+            if indices != [sym(column.symbol), query] or _next(body, Const).value != -math.inf:
                 raise _Other
             next(body)
         return body
@@ -437,12 +454,11 @@ def _saved(reader: _Reader, queries: Loop, zero_empty: bool) -> list[Lines]:
 
 
 def _varies(grid: Sequence[Loop], left: Load, right: Load) -> Loop:
-    """The innermost loop of the grid that a query varies along and a key does not."""
+    """The innermost loop of the grid that a query varies along and a key does not; a loop of one query, where there is
+    none."""
     symbols = {symbol.name for symbol in left.indices[0].symbols} - {symbol.name for symbol in right.indices[0].symbols}
     found = [loop for loop in grid if loop.symbol in symbols]
-    if not found:
-        raise _Other
-    return found[-1]
+    return found[-1] if found else _ONE_QUERY
 
 
 def _backward(kernel: Kernel) -> AttentionSite:
@@ -472,7 +488,7 @@ def _backward(kernel: Kernel) -> AttentionSite:
         nest = reader.take(_stored(dtype), 1, 2, *([3] if which == 0 else []))
         store = nest.body[-1]
         assert isinstance(store, Store)
-        lines = reader.lines(store, nest.loops, head)
+        lines = reader.lines(store, reader.in_order(nest), head)
         outputs.append(_of_keys(lines) if which else lines)
     moved = ([query, key, value, gradient, result], [*outputs, *of_scores])
     site = reader.site(None, (reader.queries, keys.extent), head, moved, saved)
@@ -503,9 +519,9 @@ def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, li
     nest, (known, (own, kept, _)) = _found(
         reader, {_changes(score, dtype, *way): (score, way) for score in _SCORES for way in ways}
     )
-    *rows, column = nest.loops
-    if len(rows) not in (1, 2):
+    if len(nest.loops) not in (2, 3):
         raise _Other
+    *rows, column = reader.in_order(nest)
     body = reader.score(nest, known, rows, column)
     loads = [_next(body, Load)]
     next(body), next(body)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from ..ir import CONTRACTIONS, Arg, Buffer, BufferKind, BufferRef, DType, ExternCall, Literal, LoopNest, Precision
 from ..ir.builder import NestBuilder, Value, loops
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
+from ..ops.dtypes import torch_name
 from ..symbolic import Expr, floordiv, to_expr
 from .contractions import broadcast_indices
 
@@ -36,7 +37,7 @@ _OPERANDS = {FORWARD: 3, BACKWARD: 6} | _OWN
 _RESULTS = dict(zip(_OPERANDS, (2, 3, 3, 3, 4), strict=True))
 _BACKWARDS = (BACKWARD, str(ATTENTION_BACKWARD), str(ATTENTION_BACKWARD_WITH_SCORES))
 ATTENTIONS = frozenset(_OPERANDS)
-_TYPES = {"float32": DType.F32, "bfloat16": DType.BF16}
+_TYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +223,7 @@ class _Writer:
             strides.insert(0, step)
             step = step * size
         whole = f"{self.attention.call.name}_{name}"
-        torch_name = {DType.F32: "float32", DType.BF16: "bfloat16"}[dtype]
-        made = self.scratch[whole] = Buffer(whole, torch_name, sizes, tuple(strides), BufferKind.SCRATCH)
+        made = self.scratch[whole] = Buffer(whole, torch_name(dtype), sizes, tuple(strides), BufferKind.SCRATCH)
         return made
 
     def at(self, at: Mapping[str, Expr], over: str) -> list[Expr]:

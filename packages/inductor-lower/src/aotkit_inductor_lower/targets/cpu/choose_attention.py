@@ -41,7 +41,15 @@ def multiplies_attention(machine: Machine) -> bool:
 def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written for tile registers."""
     site = attention_site(kernel) if multiplies_attention(machine) else None
-    return site if site is not None and site.head <= _HEAD and site.scale > 0 else None
+    if site is None or site.head > _HEAD or site.scale <= 0 or DType.F16 in _types(site):
+        return None
+    return site if site.backward or site.queries in kernel.grid else None  # of one query
+
+
+def _types(site: AttentionSite) -> set[DType]:
+    """Of the operands, and of a mask that is added."""
+    added = site.mask.added if site.mask is not None else None
+    return {site.dtype, *([added.dtype] if added is not None else [])}
 
 
 def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine) -> Choice:

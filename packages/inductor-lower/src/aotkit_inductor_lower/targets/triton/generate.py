@@ -18,6 +18,7 @@ from ...memory.storage import Storage, Workspace, assign_storage
 from ...ops.aten import may_alias_arguments
 from ...ops.dtypes import bits, dtype_from_torch_name, torch_name
 from ...symbolic import Expr, to_expr
+from .attention import attention_form
 from .autotune import LIMITS, Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
 from .compile import Compiler, code_identity, compile_all, compile_kernel
@@ -25,6 +26,8 @@ from .errors import TritonError
 from .few_rows import rows_site
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
+from .render.attention_backward import gradient_sources
+from .render.attention_forward import attention_sources
 from .render.few_rows import emit_rows
 from .render.kernel import emit_kernel
 from .render.matmul import dot_site, product_sources
@@ -254,7 +257,8 @@ class _Kernels:
         name = f"{function_name(nests[0].name)}_and_more"
         made = emit_together(name, members, warps) if len(members) == len(nests) else None
         if made is None or not members:
-            yield from map(self.launch, nests)
+            for nest in nests:
+                yield from self._each(nest)
             return
         source, slots = made
         yield Launched(nests[0], self._number(source, ()), slots, nests[1:])
@@ -262,6 +266,20 @@ class _Kernels:
     def _named(self, source: KernelSource) -> KernelSource:
         """Equal kernels get one name, that of the first."""
         return self._members.setdefault(_identity(source), source)
+
+    def _each(self, nest: LoopNest) -> Iterator[Launched]:
+        """The launches of a nest: one, but those of an attention may be several kernels, one after the other."""
+        kernel = self.of[nest.name]
+        site = attention_form(kernel)
+        if site is None:
+            yield self.launch(nest)
+            return
+        if site.backward:
+            sources: tuple[KernelSource, ...] = gradient_sources(kernel, site, tf32=self.tf32, fast=self.fast)
+        else:
+            sources = attention_sources(kernel, site, self.limits.gpu, tf32=self.tf32, fast=self.fast)
+        for source in sources:
+            yield self._launch(nest, self._with_alignment(source), ())
 
     def launch(self, nest: LoopNest) -> Launched:
         """The launch of a nest, whose kernel is written if none before is equal."""
@@ -311,7 +329,8 @@ class _Kernels:
         name = f"{nest.name}_{argument.name}_scratch"
         sizes, one = (argument.extent,), (to_expr(1),)
         buffer = Buffer(name, torch_name(argument.dtype), sizes, one, BufferKind.TEMPORARY, self.device)
-        self.workspaces.append(Workspace(nest.name, buffer))
+        if all(each.buffer.name != name for each in self.workspaces):  # kernels of one nest share theirs
+            self.workspaces.append(Workspace(nest.name, buffer))
         return name
 
 

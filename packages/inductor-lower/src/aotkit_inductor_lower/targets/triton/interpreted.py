@@ -141,6 +141,11 @@ def _fold_sum(x: Any, axis: Any) -> Any:
     return _tensor(np.asarray(data, x.handle.data.dtype), x.dtype.scalar)
 
 
+def _fold_max(x: Any, axis: Any) -> Any:
+    data = np.fmax.reduce(x.handle.data, axis=int(getattr(axis, "value", axis)))
+    return _tensor(np.asarray(data, x.handle.data.dtype), x.dtype.scalar)
+
+
 def _dot(a: Any, b: Any, acc: Any) -> Any:
     """The interpreter's own takes the bits of a bfloat16 for an integer."""
     left, right = _numbers(a), _numbers(b)
@@ -200,7 +205,7 @@ def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
         found.update((f"reduce_{name}", _reduction(_reduced(row))) for name in names)
         found.update((f"scan_{name}", _reduction(_scanned(row))) for name in names)
     found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)
-    found.update(reduce_squares=_squares, fold_sum=_fold_sum)
+    found.update(reduce_squares=_squares, fold_sum=_fold_sum, fold_max=_fold_max)
     found.update(dict.fromkeys(("dot", "dot_ieee", "dot_tf32"), _dot))
     found.update(f32_to_bf16=_f32_to_bf16, f32_to_f16=_f32_to_f16)
     found.update({name: _atomic(name) for name in ("atomic_add", "atomic_min", "atomic_max")})

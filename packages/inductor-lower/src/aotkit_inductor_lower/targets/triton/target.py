@@ -16,6 +16,7 @@ from ...launch_plan import CompiledProgram
 from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, Measure, ProductSplit, SplitPolicy
+from .attention import FEW_QUERIES, choose_attention, computes_attention
 from .checks import check_device
 from .choose import choose_form, shares_launches
 from .map_loops import TileLimits
@@ -61,7 +62,8 @@ def cuda_capabilities(device: str) -> Capabilities:
         recomputes=1,
         atomics=ATOMIC,
         coalesces=True,
-        contraction_forms=("dot", "rows"),
+        contraction_forms=("dot", "rows", "attention"),
+        attention_rows=FEW_QUERIES,
         stores_odd_rows=_was_measured(device),
     )
 
@@ -97,14 +99,14 @@ class TritonTarget:
         return Choice("aten", "convolutions are left to ATen")
 
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
-        """ATen's call."""
-        return Choice("aten", "attention is left to ATen")
+        """Kernels, where there is a form for the operands."""
+        return choose_attention(nest, buffers, options)
 
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
-        """There are no kernels for it."""
-        return False
+        """Whether there are kernels, which are faster than products and a softmax."""
+        return computes_attention(lengths, head, dtype, options)
 
     def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
         """None: tensors on a device are read as they lie."""

@@ -268,6 +268,11 @@ def fold_sum(x, axis: tl.constexpr):
 
 
 @jit
+def fold_max(x, axis: tl.constexpr):  # of numbers; what is none is left out
+    return tl.max(x, axis)
+
+
+@jit
 def reduce_prod(x, axis: tl.constexpr):
     return tl.reduce(x, axis, combine_prod, keep_dims=True)
 

@@ -1,0 +1,208 @@
+"""The backward of attention as two Triton kernels: the gradients of queries, and those of keys and values.
+
+Note [Gradients of attention]
+    Both kernels compute scores and weights again from what the forward saved. The first has a block of queries and goes
+    over the keys; it also writes down the sum of each query's result times its gradient, which the second reads. That
+    has a block of keys and goes over all queries of all heads that share them, with scores turned over: so no sum is of
+    more than one program instance, and results do not depend on which comes first. Since the second reads what the
+    first does, no result may lie where an operand does (:func:`~....ir.in_place.may_write_over`).
+"""
+
+from __future__ import annotations
+
+
+from ....kernel_ir.attention_site import AttentionSite, Lines
+from ....kernel_ir.nodes import Kernel
+from ....symbolic import Expr, floordiv, product, to_expr
+from ..attention import AttentionTile, gradient_tiles
+from ..records import KernelSource
+from .attention import AttentionText, needs_wide_offsets
+
+__all__ = ["gradient_sources"]
+
+
+def gradient_sources(
+    kernel: Kernel,
+    site: AttentionSite,
+    tiles: tuple[AttentionTile, AttentionTile] | None = None,
+    *,
+    tf32: bool = False,
+    fast: bool = False,
+) -> tuple[KernelSource, KernelSource]:
+    """The kernels of a backward, one after the other."""
+    of_query, of_keys = gradient_tiles(site) if tiles is None else tiles
+    wide = needs_wide_offsets(kernel)
+    first = _OfQueries(kernel, site, of_query, kernel.name, wide=wide, tf32=tf32, fast=fast)
+    second = _OfKeys(kernel, site, of_keys, f"{kernel.name}_keys", wide=wide, tf32=tf32, fast=fast)
+    return first.emit(), second.emit()
+
+
+class _Gradients(AttentionText):
+    """What both have in common. ``down``: queries are below each other, else beside."""
+
+    down = True
+
+    def __init__(
+        self, kernel: Kernel, site: AttentionSite, tile: AttentionTile, name: str, *, wide: bool, tf32: bool, fast: bool
+    ) -> None:
+        super().__init__(kernel, site, tile.config(site.head), name, wide=wide, tf32=tf32, fast=fast)
+        self.tile = tile
+        self.loops = [(loop, loop.extent) for loop in site.batch]
+        self.skips = site.causal and len(site.outputs) < 4  # blocks that no query sees
+        self.head = "shared_head" if site.shared > 1 else ""
+        count = site.counts[0].constant
+        self.in_query = "in_query" if count is None or count % tile.queries else ""
+        self.in_key = "in_key" if self.keys_end(known="XBLOCK") else ""
+
+    def blocks(self, count: Expr, size: int) -> Expr:
+        """How many blocks there are."""
+        return floordiv(count + (size - 1), to_expr(size))
+
+    def numbers(self, lines: Lines, other: str) -> str:
+        """What was saved of each query of the block."""
+        extra = f", mask={self.in_query}, other={other}" if self.in_query else ""
+        return f"tl.load({self.pointer(lines)} + {self.offsets(lines, 'query', self.head)}{extra})"
+
+    def load_saved(self) -> None:
+        """The largest score of each query and what its weights are divided by, or the logarithm of both."""
+        unit = f" * {self.unit!r}" if self.unit != 1.0 else ""
+        self.line(f"top = {self.numbers(self.site.saved[0], '0.0')}{unit}")
+        if len(self.site.saved) == 2:
+            self.line(f"share = 1.0 / {self.numbers(self.site.saved[1], '1.0')}")
+
+    def delta(self) -> str:
+        """Where the sum of the result times its gradient is, of each query."""
+        count = product(extent for _, extent in self.loops) * (self.site.counts[0] * self.site.shared)
+        at = f"batch * {self.site.shared} + {self.head}" if self.head else "batch"
+        return f"{self.room('delta', count)} + ({at}) * {self.queries} + query"
+
+    def name_queries(self, first: str) -> None:
+        """The queries of a block."""
+        self.line(f"query = {first} + tl.arange(0, YBLOCK)")
+        if self.in_query:
+            self.line(f"in_query = query < {self.queries}")
+
+    def name_keys(self, first: str) -> None:
+        """The keys of a block."""
+        self.line(f"key = {first} + tl.arange(0, XBLOCK)")
+        if self.in_key:
+            self.line(f"in_key = key < {self.keys}")
+
+    def changes(self) -> None:
+        """``used``, the weights that values were multiplied by, and ``change``, the gradients of products of queries
+        and keys, of ``score`` and ``slope``, which are products."""
+        site, given = self.site, {"down": self.down, "rows": self.in_query, "columns": self.in_key, "head": self.head}
+        axis = "[:, None]" if self.down else "[None, :]"
+        self.finish_scores(edge=True, **given)  # type: ignore[arg-type]
+        self.line(f"weight = {self.exponential(f'score - top{axis}')}")
+        if len(site.saved) == 2:
+            self.line(f"weight = weight * share{axis}")
+        self.line("used = weight")
+        if site.kept is not None:
+            self.kept("factor", **given)  # type: ignore[arg-type]
+            self.line("used = weight * factor")
+            self.line("slope = slope * factor")
+        self.line(f"change = (slope - delta{axis}) * weight")
+        if site.mask is not None and site.mask.replaces:
+            self.line("change = tl.where(seen, change, 0.0)")
+
+    def rounded_change(self) -> str:
+        """As a factor of a product."""
+        return self.narrow(f"(change * {self.site.slope!r})")
+
+
+class _OfQueries(_Gradients):
+    """A block of queries of one head, over all keys."""
+
+    def emit(self) -> KernelSource:
+        """The kernel."""
+        site, blocks = self.site, self.blocks(self.site.counts[0], self.tile.queries)
+        query, key, value, gradient, result = site.inputs
+        self.program()
+        self.line(f"first = program % {self.expr(blocks)} * YBLOCK")
+        rest = f"program // {self.expr(blocks)}"
+        if self.head:
+            self.line(f"head = {rest}")
+            self.line(f"shared_head = head % {site.shared}")
+            rest = f"head // {site.shared}"
+        self.unroll(self.loops, rest)
+        self.name_queries("first")
+        self.numbers_of_head()
+        for name, lines in (("of_query", query), ("of_result", result), ("of_gradient", gradient)):
+            self.load_rows(name, lines, "query", self.in_query, self.head)
+        self.line("delta = fold_sum(of_result.to(tl.float32) * of_gradient.to(tl.float32), 1)")
+        self.line(f"tl.store({self.delta()}, delta{f', mask={self.in_query}' if self.in_query else ''})")
+        self.load_saved()
+        self.line("acc = tl.full([YBLOCK, HEAD], 0.0, tl.float32)")
+        self.line(f"end = {f'tl.minimum({self.keys}, first + YBLOCK)' if self.skips else self.keys}")
+        self.open("for start in range(0, end, XBLOCK):")
+        self.name_keys("start")
+        self.load_rows("of_key", key, "key", self.in_key)
+        self.load_rows("of_value", value, "key", self.in_key)
+        zeros = "tl.full([YBLOCK, XBLOCK], 0.0, tl.float32)"
+        self.line(f"score = {self.dot}(of_query, tl.trans(of_key), {zeros})")
+        self.line(f"slope = {self.dot}(of_gradient, tl.trans(of_value), {zeros})")
+        self.changes()
+        if len(site.outputs) == 4:
+            self._store_change(site.outputs[3])
+        self.line(f"acc = {self.dot}({self.rounded_change()}, of_key, acc)")
+        self.close()
+        self.store_rows(site.outputs[0], "query", self.in_query, "acc", self.head)
+        grid: list[tuple[Expr, str | None]] = [(extent, None) for _, extent in self.loops]
+        return self.source([*grid, (to_expr(site.shared), None), (site.counts[0], "YBLOCK")])
+
+    def _store_change(self, lines: Lines) -> None:
+        masks = [f"{self.in_query}[:, None]"] * bool(self.in_query) + [f"{self.in_key}[None, :]"] * bool(self.in_key)
+        extra = f", mask={' & '.join(masks)}" if masks else ""
+        rows = f"({self.offsets(lines, 'query', self.head)})[:, None]"
+        self.line(f"tl.store({self.pointer(lines, written=True)} + {rows} + key[None, :], change{extra})")
+
+
+class _OfKeys(_Gradients):
+    """A block of keys and values, over all queries of the heads that share them."""
+
+    down = False
+
+    def emit(self) -> KernelSource:
+        """The kernel."""
+        site, blocks = self.site, self.blocks(self.site.counts[1], self.tile.keys)
+        query, key, value, gradient, _ = site.inputs
+        self.program()
+        self.line(f"first_key = program % {self.expr(blocks)} * XBLOCK")
+        self.unroll(self.loops, f"program // {self.expr(blocks)}")
+        self.name_keys("first_key")
+        self.numbers_of_head()
+        self.load_rows("of_key", key, "key", self.in_key)
+        self.load_rows("of_value", value, "key", self.in_key)
+        for name in ("key_sum", "value_sum"):
+            self.line(f"{name} = tl.full([XBLOCK, HEAD], 0.0, tl.float32)")
+        self._open_queries()
+        self.load_rows("of_query", query, "query", self.in_query, self.head)
+        self.load_rows("of_gradient", gradient, "query", self.in_query, self.head)
+        self.load_saved()
+        self.line(f"delta = tl.load({self.delta()}{f', mask={self.in_query}, other=0.0' if self.in_query else ''})")
+        zeros = "tl.full([XBLOCK, YBLOCK], 0.0, tl.float32)"
+        self.line(f"score = {self.dot}(of_key, tl.trans(of_query), {zeros})")
+        self.line(f"slope = {self.dot}(of_value, tl.trans(of_gradient), {zeros})")
+        self.changes()
+        self.line(f"value_sum = {self.dot}({self.narrow('used')}, of_gradient, value_sum)")
+        self.line(f"key_sum = {self.dot}({self.rounded_change()}, of_query, key_sum)")
+        self.close()
+        self.store_rows(site.outputs[1], "key", self.in_key, "key_sum")
+        self.store_rows(site.outputs[2], "key", self.in_key, "value_sum")
+        grid: list[tuple[Expr, str | None]] = [(extent, None) for _, extent in self.loops]
+        return self.source([*grid, (site.counts[1], "XBLOCK")])
+
+    def _open_queries(self) -> None:
+        """The loop over blocks of queries: of all heads, from the first on that sees a key of the block."""
+        self.line(f"least = {'first_key // YBLOCK * YBLOCK' if self.skips else '0'}")
+        if not self.head:
+            self.open(f"for start in range(least, {self.queries}, YBLOCK):")
+            self.name_queries("start")
+            return
+        self.line(f"steps = tl.maximum({self.queries} - least + (YBLOCK - 1), 0) // YBLOCK")
+        self.open(f"for step in range(0, steps * {self.site.shared}):")
+        self.line("shared_head = step // steps")
+        self.name_queries("least + step % steps * YBLOCK")
+
+
