@@ -9,11 +9,11 @@ Note [Blocks of an attention]
 Note [Keys in parts]
     A language model that writes one token after the other has few queries and many keys: a block of queries for each
     head of keys leaves most of a device idle. So keys are cut in parts, as many as make two program instances for each
-    multiprocessor: each writes its own largest score, sum of weights and sum of weighted values, and a second kernel
+    multiprocessor of a large device, but not shorter than 32: each writes its own largest score, sum of weights and sum of weighted values, and a second kernel
     adds these. Queries of heads that share keys are rows of one block, so keys are read once. A part whose keys a mask
     hides from all queries (-inf) is not read at all: how much of a cache is used shows only at run time.
 
-    All sums are in an order that depends on sizes and on the number of multiprocessors only.
+    All sums are in an order that depends on sizes only.
 
 Note [Which attention is ours on a device]
     ATen's fused kernels, where they take the operands, are left alone, but for few queries with a mask, which they
@@ -35,7 +35,7 @@ from ...options import LowerOptions
 from ...symbolic import Call, Expr, Symbol, product
 from ...target import Choice
 from .map_loops import next_power_of_two, size_hint
-from .records import Config, Gpu
+from .records import Config
 
 __all__ = ["AttentionTile", "attention_form", "attention_tile", "choose_attention", "computes_attention"]
 __all__ += ["gradient_tiles", "shared_loop"]
@@ -47,6 +47,7 @@ FEW = 32  # rows of a block that several heads share, at most, and of queries wh
 FEW_QUERIES = 16  # of a head, whose keys are cut in parts in the place of ATen's call
 _SHORTEST = 32  # keys of a part
 _LONGEST = 512
+_INSTANCES = 264  # two on each multiprocessor of a large device
 _TYPES = ("float32", "bfloat16", "float16")
 
 
@@ -133,7 +134,7 @@ def _floor_of(call: Call, symbol: Symbol) -> int:
     return (by.constant or 1) if whole else 1
 
 
-def attention_tile(site: AttentionSite, gpu: Gpu) -> AttentionTile:
+def attention_tile(site: AttentionSite) -> AttentionTile:
     """The block of a forward."""
     shared = shared_loop(site)
     queries, keys = map(size_hint, site.counts)
@@ -141,7 +142,7 @@ def attention_tile(site: AttentionSite, gpu: Gpu) -> AttentionTile:
     if queries <= FEW:
         heads = size_hint(product(loop.extent for loop in site.batch)) // (shared[1] if shared and rows <= FEW else 1)
         rows = rows if rows <= FEW else queries
-        part = _part(keys, heads, gpu)
+        part = _part(keys, heads)
         if part:
             return AttentionTile(max(16, next_power_of_two(rows)), min(part, _few_keys(site)), 4, 2, part)
     return _no_larger(_whole(site), queries, keys)
@@ -155,9 +156,9 @@ def _no_larger(tile: AttentionTile, queries: int, keys: int) -> AttentionTile:
     return replace(made, num_warps=min(tile.num_warps, max(4, warps)))
 
 
-def _part(keys: int, heads: int, gpu: Gpu) -> int:
+def _part(keys: int, heads: int) -> int:
     """How long a part of the keys is that gives every multiprocessor two; 0 where all keys are one."""
-    wanted = -(-2 * gpu.processors // max(1, heads))
+    wanted = -(-_INSTANCES // max(1, heads))
     part = _LONGEST
     while part > _SHORTEST and -(-keys // part) < wanted:
         part //= 2

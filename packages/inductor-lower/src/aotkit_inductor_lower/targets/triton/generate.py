@@ -277,7 +277,7 @@ class _Kernels:
         if site.backward:
             sources: tuple[KernelSource, ...] = gradient_sources(kernel, site, tf32=self.tf32, fast=self.fast)
         else:
-            sources = attention_sources(kernel, site, self.limits.gpu, tf32=self.tf32, fast=self.fast)
+            sources = attention_sources(kernel, site, tf32=self.tf32, fast=self.fast)
         for source in sources:
             yield self._launch(nest, self._with_alignment(source), ())
 

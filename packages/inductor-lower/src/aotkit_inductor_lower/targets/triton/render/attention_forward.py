@@ -7,7 +7,7 @@ from ....kernel_ir.nodes import Kernel, Loop
 from ....symbolic import Expr, Symbol, floordiv, product, to_expr
 from ..attention import FEW, AttentionTile, attention_tile, shared_loop
 from ..map_loops import size_hint
-from ..records import Config, Gpu, KernelSource
+from ..records import Config, KernelSource
 from .attention import LOG2E, AttentionText, needs_wide_offsets
 
 __all__ = ["attention_sources"]
@@ -18,14 +18,13 @@ _PARTS = 16  # that the second kernel adds at once
 def attention_sources(
     kernel: Kernel,
     site: AttentionSite,
-    gpu: Gpu,
     tile: AttentionTile | None = None,
     *,
     tf32: bool = False,
     fast: bool = False,
 ) -> tuple[KernelSource, ...]:
     """The kernels of a forward, one after the other."""
-    tile = attention_tile(site, gpu) if tile is None else tile
+    tile = attention_tile(site) if tile is None else tile
     wide = needs_wide_offsets(kernel)
     config = tile.config(site.head)
     first = _Forward(kernel, site, config, tile, kernel.name, wide=wide, tf32=tf32, fast=fast).emit()
