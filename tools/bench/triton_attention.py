@@ -30,8 +30,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import aotkit_inductor_lower.ops.attention  # noqa: F401  defines the operators
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program
 from aotkit_inductor_lower.compiled import Compiled
-from aotkit_inductor_lower.targets.triton import Cubin, KernelSource, Rendered, TritonError, assemble
-from aotkit_inductor_lower.targets.triton import render_program, to_program
+from aotkit_inductor_lower.targets.triton import (
+    Cubin,
+    KernelSource,
+    Rendered,
+    TritonError,
+    assemble,
+    render_program,
+    to_program,
+)
 from aotkit_inductor_lower.targets.triton.attention import AttentionTile
 from aotkit_inductor_lower.targets.triton.compile import Compiler, code_identity, compile_all, compile_by
 from aotkit_inductor_lower.targets.triton.render import attention_backward, attention_forward
@@ -150,9 +157,7 @@ class Case:
             query, key, value, 0.0, self.causal
         )
         rest = (q_ends, k_ends, q_most, k_most, 0.0, self.causal, seed, unused)
-        return lambda: aten._scaled_dot_product_flash_attention_backward(
-            gradient, query, key, value, out, sums, *rest
-        )
+        return lambda: aten._scaled_dot_product_flash_attention_backward(gradient, query, key, value, out, sums, *rest)
 
 
 def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:

@@ -92,10 +92,10 @@ class _Call:
         if len(users) != 1 or users[0].target is not operator.getitem or users[0].args[1] != 0:
             return None
         dropped, causal = (node.args[k] if len(node.args) > k else 0 for k in (form.dropout, form.causal))
-        heads = shared_heads(key), shared_heads(value)
-        shared = heads[0] is not None and heads[1] is not None
-        if heads[0] is not None and heads[1] is not None:
-            key, value = heads
+        keys, values = shared_heads(key), shared_heads(value)
+        shared = keys is not None and values is not None
+        if keys is not None and values is not None:
+            key, value = keys, values
         scale = node.kwargs.get("scale")
         width = query.meta["val"].shape[-1]
         if scale is None and isinstance(width, int):
@@ -194,6 +194,6 @@ def _takes(ctx: PassContext, call: _Call) -> bool:
 PASS = Pass(
     "attend-in-parts",
     _run,
-    why="a few queries on a device take as long as one multiprocessor needs for all keys, unless these are cut in parts",
+    why="a few queries keep few multiprocessors of a device at work, unless their keys are cut in parts",
     after=("write-out-attention",),
 )

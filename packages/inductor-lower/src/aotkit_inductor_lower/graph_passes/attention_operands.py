@@ -14,7 +14,6 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -195,9 +194,10 @@ def _is_padding(cut: Node, padded: Node) -> bool:
     """Whether a mask was padded at the end of its rows, and cut again: so its rows begin at multiples of 16 bytes."""
     if cut.target is not aten.slice.Tensor or padded.target is not aten.constant_pad_nd.default:
         return False
-    source, (before, *others) = padded.args[0], padded.args[1]  # type: ignore[misc]
-    same = isinstance(source, Node) and source.meta["val"].shape == cut.meta["val"].shape
-    return same and before == 0 and len(others) == 1
+    source, added = padded.args[:2]
+    if not isinstance(source, Node) or not isinstance(added, list | tuple) or len(added) != 2 or added[0] != 0:
+        return False
+    return bool(source.meta["val"].shape == cut.meta["val"].shape)
 
 
 def is_read(mask: Node, query: Node, key: Node, types: tuple[torch.dtype, ...]) -> bool:

@@ -47,11 +47,12 @@ class Mask:
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
     """The attention that a kernel computes. ``batch``: loops of the grid, one iteration is a head (of keys);
-    ``queries``: the loop of the grid that the forward has for them, or one that is in no grid where there is one query; ``shared``: how many heads of queries share one of
-    keys, in the backward. ``inputs``: query, key, value; in the backward behind these the gradient of the result and
-    the result. ``outputs``: the result, or the gradients of query, key and value, and of the scores where these are
-    asked for. ``saved``: a number for each query, the logarithm of the sum of weights, or the largest score and the
-    sum. ``kept``: weights that dropout leaves, times ``kept_scale``. ``slope``: the factor of gradients of scores."""
+    ``queries``: the loop of the grid that the forward has for them, or one that is in no grid where there is one query;
+    ``shared``: how many heads of queries share one of keys, in the backward. ``inputs``: query, key, value; in the
+    backward behind these the gradient of the result and the result. ``outputs``: the result, or the gradients of query,
+    key and value, and of the scores where these are asked for. ``saved``: a number for each query, the logarithm of the
+    sum of weights, or the largest score and the sum. ``kept``: weights that dropout leaves, times ``kept_scale``.
+    ``slope``: the factor of gradients of scores."""
 
     backward: bool
     precision: Precision

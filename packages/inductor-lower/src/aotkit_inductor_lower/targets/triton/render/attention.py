@@ -222,7 +222,7 @@ class AttentionText:
         if mask is not None and mask.added is not None and (mask.seen is None or mask.replaces):
             self.line("score = score + added")
         if mask is not None and mask.seen is not None:
-            if mask.replaces or mask.hidden == -math.inf and mask.added is None:
+            if mask.replaces or (mask.hidden == -math.inf and mask.added is None):
                 self.line(f"score = tl.where(seen, score, {hidden})")
             else:
                 bias = "added" if mask.added is not None else "0.0"

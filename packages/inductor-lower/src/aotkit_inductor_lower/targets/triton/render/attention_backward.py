@@ -10,7 +10,6 @@ Note [Gradients of attention]
 
 from __future__ import annotations
 
-
 from ....kernel_ir.attention_site import AttentionSite, Lines
 from ....kernel_ir.nodes import Kernel
 from ....symbolic import Expr, floordiv, product, to_expr
@@ -204,5 +203,3 @@ class _OfKeys(_Gradients):
         self.open(f"for step in range(0, steps * {self.site.shared}):")
         self.line("shared_head = step // steps")
         self.name_queries("least + step % steps * YBLOCK")
-
-

@@ -101,7 +101,9 @@ class _Rows(AttentionText):
 
 
 class _Forward(_Rows):
-    """A block of queries over all keys, or a part of them."""
+    """A block of queries over all keys, or a part of them. ``several``: there are other blocks of the same heads."""
+
+    several = False
 
     def emit(self) -> KernelSource:
         """The kernel."""
@@ -119,13 +121,14 @@ class _Forward(_Rows):
 
     def _begin(self) -> None:
         blocks = floordiv(self.count + (self.tile.queries - 1), to_expr(self.tile.queries))
+        self.several = blocks != 1
         self.program()
         rest = "program"
         if self.tile.part:
             self.line(f"part = program % {self.expr(self.parts)}")
             self.line(f"block = program // {self.expr(self.parts)}")
             rest = "block"
-        if blocks == 1:
+        if not self.several:
             self.unroll(self.loops, rest)
             self.line("row = tl.arange(0, YBLOCK)")
         else:
@@ -160,8 +163,7 @@ class _Forward(_Rows):
             return
         whole = f"{self.keys} // XBLOCK * XBLOCK"
         if self.site.causal:
-            least = "first // XBLOCK * XBLOCK" if self.shared is None and "first = " in "\n".join(self.lines) else "0"
-            whole = f"tl.minimum({whole}, {least})" if least != "0" else "0"
+            whole = f"tl.minimum({whole}, first // XBLOCK * XBLOCK)" if self._is_of_one_head() else "0"
         if whole != "0" and self.site.counts[1].constant not in range(1, self.tile.keys):
             self.line(f"whole = {whole}")
             self._loop("0", "whole", edge=False)
@@ -173,10 +175,11 @@ class _Forward(_Rows):
         """The first key that no query of the block sees."""
         if not self.site.causal:
             return self.keys
-        last = self.queries if self.shared is not None else "first + YBLOCK"
-        if self.shared is None and not any("first = " in line for line in self.lines):
-            last = self.queries
-        return f"tl.minimum({self.keys}, {last})"
+        return f"tl.minimum({self.keys}, {'first + YBLOCK' if self._is_of_one_head() else self.queries})"
+
+    def _is_of_one_head(self) -> bool:
+        """Whether the block is one of several of a head, and begins at the query ``first``."""
+        return self.shared is None and self.several
 
     def _loop(self, start: str, end: str, *, edge: bool) -> None:
         self.open(f"for start in range({start}, {end}, XBLOCK):")
