@@ -260,6 +260,17 @@ def test_the_decision_says_why() -> None:
     assert "keys are cut in parts" in said
 
 
+@pytest.mark.parametrize("queries", [1, 100])
+def test_all_memory_is_on_the_device(queries: int) -> None:
+    """That of scores, too, which no kernel has."""
+    with FakeTensorMode():
+        q, k = (torch.empty(1, 2, n, 64, dtype=torch.bfloat16, device="cuda:0") for n in (queries, 200))
+        graph = make_fx(lambda q, k: ops.attention(q, k, k, *[None] * 3, 0.1, 0.0, False, 1.0, False, True))(q, k)
+    made = compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
+    assert isinstance(made, Compiled) and externs(made) == []
+    assert {buffer.device for buffer in made.program.plan.buffers} == {"cuda:0"}
+
+
 # -- compiled ------------------------------------------------------------------------------------------------------
 
 

@@ -223,7 +223,8 @@ class _Writer:
             strides.insert(0, step)
             step = step * size
         whole = f"{self.attention.call.name}_{name}"
-        made = self.scratch[whole] = Buffer(whole, torch_name(dtype), sizes, tuple(strides), BufferKind.SCRATCH)
+        kind, device = BufferKind.SCRATCH, self.query.device
+        made = self.scratch[whole] = Buffer(whole, torch_name(dtype), sizes, tuple(strides), kind, device)
         return made
 
     def at(self, at: Mapping[str, Expr], over: str) -> list[Expr]:
