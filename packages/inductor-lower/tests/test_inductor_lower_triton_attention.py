@@ -271,6 +271,29 @@ def test_all_memory_is_on_the_device(queries: int) -> None:
     assert {buffer.device for buffer in made.program.plan.buffers} == {"cuda:0"}
 
 
+def written(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Attention in operators, as in a model without fused attention."""
+    return torch.softmax(q @ k.transpose(2, 3) * 0.125 + bias, -1) @ v
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("tf32", [False, True])
+def test_what_is_written_out_is_ours_where_that_is_faster(
+    dtype: torch.dtype, tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotkit_inductor_lower.targets.triton.target._tf32", lambda: tf32)
+    args = [*(torch.randn(2, 3, 40, 64).to(dtype) for _ in range(3)), torch.randn(1, 3, 40, 40).to(dtype)]
+    made = lowered(written, args)
+    whole = dtype is not torch.float32 or tf32
+    assert len(externs(made)) == (0 if whole else 2)
+    if whole:
+        source, *_ = sources(made)  # and a copy, since it is returned
+        assert ("dot_tf32(" in source.text) == (dtype is torch.float32)
+        (got,) = bind_program(made.program)(list(args))
+        true = written(*(x.double() for x in args))
+        assert off(got, true) <= 3 * (off(written(*args), true) + 2e-6)
+
+
 # -- compiled ------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,8 @@ Note [Keys in parts]
 Note [Which attention is ours on a device]
     ATen's fused kernels, where they take the operands, are left alone, but for few queries with a mask, which they
     compute with a program instance for each head. Attention for which there is none is ours: that which is written out,
-    with dropout, with masks that are trained.
+    with dropout, with masks that are trained. That of many queries in float32 is ours where products may lose bits
+    (``torch.backends.cuda.matmul.allow_tf32``): exact products have no tensor cores, and cuBLAS is good at them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ += ["gradient_tiles", "shared_loop"]
 
 LARGEST_HEAD = 256
 SMALLEST_HEAD = 8
+WIDEST_FLOATS = 128  # numbers of a head of float32: accumulators of more would not fit
 FEWEST_KEYS = 16
 FEW = 32  # rows of a block that several heads share, at most, and of queries whose keys are cut in parts
 FEW_QUERIES = 16  # of a head, whose keys are cut in parts in the place of ATen's call
@@ -86,14 +88,20 @@ def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: Low
     return Choice("attention", "ATen has no fused kernel for it, and scores are never in memory")
 
 
-def computes_attention(lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions) -> bool:
-    """Whether attention of such sizes has kernels, whatever its masks are, and is faster than when written out."""
+def computes_attention(
+    lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions, *, tf32: bool
+) -> bool:
+    """Whether attention of such sizes has kernels, whatever its masks are, and is faster than when written out.
+    ``tf32``: products of float32 may lose bits."""
+    queries, keys = lengths
     if dtype not in _TYPES or not SMALLEST_HEAD <= head <= LARGEST_HEAD:
         return False
-    if 0 in lengths or (lengths[1] is not None and lengths[1] < FEWEST_KEYS):
+    if 0 in lengths or (keys is not None and keys < FEWEST_KEYS):
         return False
-    wide = dtype == "float32" and head > 128  # accumulators would not fit
-    return not wide or options.contractions == "generated"
+    if dtype != "float32" or options.contractions == "generated":
+        return True
+    few = queries is not None and queries <= FEW_QUERIES
+    return few or (tf32 and head <= WIDEST_FLOATS)
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------

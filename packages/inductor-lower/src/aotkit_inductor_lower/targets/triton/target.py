@@ -106,7 +106,7 @@ class TritonTarget:
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
         """Whether there are kernels, which are faster than products and a softmax."""
-        return computes_attention(lengths, head, dtype, options)
+        return computes_attention(lengths, head, dtype, options, tf32=_tf32())
 
     def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
         """None: tensors on a device are read as they lie."""
@@ -144,7 +144,7 @@ class TritonTarget:
             if options.contractions == "generated":
                 made += f" of {_processors(self.id)}"  # whose tiles are chosen
         shared = " shared" * shares_launches(options)
-        return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)} numerics={options.numerics}{shared}"
+        return f"{made} asserts={options.index_asserts} tf32={_tf32()} numerics={options.numerics}{shared}"
 
     def generate(
         self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
@@ -163,7 +163,7 @@ class TritonTarget:
             device,
             None if self.interpreted else self._gpu(kernels),
             tune=tune,
-            tf32=self._tf32(options),
+            tf32=_tf32(),
             options=options,
             observer=observer,
         )
@@ -173,10 +173,10 @@ class TritonTarget:
         arch = check_device(self.id)
         return Gpu(arch, _processors(self.id)) if any(map(sum_of_products, kernels.kernels)) else Gpu(arch)
 
-    def _tf32(self, options: LowerOptions) -> bool:
-        """Whether products of float32 may lose bits."""
-        chosen = options.tune and not self.interpreted
-        return (chosen or options.contractions == "generated") and torch.backends.cuda.matmul.allow_tf32
+
+def _tf32() -> bool:
+    """Whether products of float32 may lose bits: those of ATen do then."""
+    return bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def _processors(device: str) -> int:
