@@ -26,6 +26,7 @@ from .few_rows import rows_site
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
 from .render.few_rows import emit_rows
+from .render.implicit import implicit_site, implicit_sources
 from .render.kernel import emit_kernel
 from .render.matmul import dot_site, product_sources
 from .render.names import function_name
@@ -277,6 +278,10 @@ class _Kernels:
         rows = rows_site(kernel)
         if rows is not None:
             return (emit_rows(kernel, rows, self.asserts, self.fast, self.memory),)
+        if implicit_site(kernel) is not None:
+            most = MOST_WAYS if self.tune else 1
+            own = {"tf32": self.tf32, "asserts": self.asserts, "fast": self.fast}
+            return implicit_sources(kernel, self.limits.gpu, most=most, **own)
         if dot_site(kernel) is not None:
             return product_sources(
                 kernel,

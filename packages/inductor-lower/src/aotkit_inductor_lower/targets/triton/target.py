@@ -18,6 +18,7 @@ from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, Measure, ProductSplit, SplitPolicy
 from .checks import check_device
 from .choose import choose_form, shares_launches
+from .convolutions import choose_convolution
 from .map_loops import TileLimits
 from .products import HOPPER
 from .records import Gpu
@@ -61,7 +62,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         recomputes=1,
         atomics=ATOMIC,
         coalesces=True,
-        contraction_forms=("dot", "rows"),
+        contraction_forms=("dot", "rows", "implicit"),
         stores_odd_rows=_was_measured(device),
     )
 
@@ -93,8 +94,8 @@ class TritonTarget:
     def choose_convolution(
         self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
     ) -> Choice:
-        """ATen's call."""
-        return Choice("aten", "convolutions are left to ATen")
+        """Kernels where there can be some, see :mod:`.convolutions`."""
+        return choose_convolution(parts, buffers)
 
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """ATen's call."""

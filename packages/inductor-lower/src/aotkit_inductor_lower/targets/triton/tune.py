@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...ir import Buffer, BufferRef, ExternCall, Program
+from ...ir import Arg, Buffer, BufferRef, ExternCall, Literal, Program
 from ...kernel_passes.linearize import extents_of
 from ...ops.aten import resolve_target
 from ...ops.dtypes import dtype_from_torch_name, to_torch_dtype
@@ -35,19 +35,39 @@ def assumed_sizes(program: Program) -> dict[str, int]:
 def product_times(
     device: str, compiled: CompileCall, seconds: Callable[[Callable[[], object]], float] | None = None
 ) -> Measure:
-    """Seconds of ATen's product and of the generated one, which ``compiled`` compiles; a product of sizes known at run
-    time is ATen's. ``seconds(call)``: how long a call takes."""
+    """Seconds of ATen's product or convolution and of the generated one, which ``compiled`` compiles; one of sizes known
+    at run time is ATen's. ``seconds(call)``: how long a call takes."""
     measured = seconds or _seconds
 
     def times(product: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
         tensors = _examples([buffers[a.name] for a in product.args if isinstance(a, BufferRef)], torch.device(device))
         if tensors is None:
             return 0.0, float("inf")
-        op = resolve_target(product.target)
+        op = _call_of(product)
         bound = compiled(op, tensors)
         return measured(lambda: op(*tensors)), measured(lambda: bound(list(tensors)))
 
     return times
+
+
+def _call_of(product: ExternCall) -> Callable[..., Any]:
+    """A call with what is no tensor filled in, of the tensors: with one result, or several of which one is asked for."""
+    op = resolve_target(product.target)
+    if all(isinstance(arg, BufferRef) for arg in product.args):
+        return op
+
+    def call(*tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        found = op(*(next(given) if isinstance(arg, BufferRef) else _plain(arg) for arg in product.args))
+        if isinstance(found, torch.Tensor):
+            return found
+        return next(each for each, name in zip(found, product.results, strict=True) if name is not None)
+
+    return call
+
+
+def _plain(arg: Arg) -> Any:
+    return [_plain(item) for item in arg] if isinstance(arg, tuple) else arg.value if isinstance(arg, Literal) else None
 
 
 def _examples(operands: list[Buffer], device: torch.device) -> list[torch.Tensor] | None:

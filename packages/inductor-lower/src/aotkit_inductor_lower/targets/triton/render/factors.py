@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from ....ir import Compute, DType, Instr, Load, Reduce, Store
@@ -15,7 +15,7 @@ from ....symbolic import Expr, Symbol
 from ..sectors import WIDEST
 from .ops import TYPE_NAMES
 
-__all__ = ["Factor", "Place", "factors_of"]
+__all__ = ["Factor", "Place", "factor_chain", "factors_of"]
 
 _LARGEST = 2**31 - 1  # of a size of a described matrix, whose places are numbers of 32 bits
 
@@ -82,21 +82,23 @@ def _factor(
     unaligned: Set[str],
 ) -> Factor:
     body = perfect_nests(kernel)[0].body
-    needed, name = _chain(name, body, types, site)
+    needed, name = factor_chain(name, body, types, (site.left, site.right))
     last = needed[-1] if needed else None
     load = last if isinstance(last, Load) and last.result == name and len(needed) == 1 else None
     place = None if load is None or load.buffer in unaligned else _place(load, outer, kernel, site)
     return Factor(side, name, types[name], tuple(needed), outer, load, place)
 
 
-def _chain(name: str, body: tuple[Instr, ...], types: dict[str, DType], site: MatmulSite) -> tuple[list[Instr], str]:
-    """The instructions that compute a factor. The last cast of float16 or bfloat16 is left to the product, which
-    is exact."""
+def factor_chain(
+    name: str, body: tuple[Instr, ...], types: Mapping[str, DType], both: tuple[str, str]
+) -> tuple[list[Instr], str]:
+    """The instructions of ``body`` that compute a factor, one of ``both``, and its name. The last cast of float16 or
+    bfloat16 is left to the product, which is exact."""
     made = {i.result: i for i in body if not isinstance(i, Store)}
     last = made[name]
-    both = [made[n] for n in (site.left, site.right)]
-    if all(isinstance(i, Compute) and i.op == "cast" and is_half(types[i.args[0]]) for i in both):
-        kinds = {types[i.args[0]] for i in both if isinstance(i, Compute)}
+    ends = [made[n] for n in both]
+    if all(isinstance(i, Compute) and i.op == "cast" and is_half(types[i.args[0]]) for i in ends):
+        kinds = {types[i.args[0]] for i in ends if isinstance(i, Compute)}
         if len(kinds) == 1 and isinstance(last, Compute):
             name = last.args[0]
     wanted, pending = set(), [name]
