@@ -63,6 +63,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         atomics=ATOMIC,
         coalesces=True,
         contraction_forms=("dot", "rows", "implicit"),
+        float8_products=True,
         stores_odd_rows=_was_measured(device),
     )
 

@@ -11,7 +11,6 @@ import torch
 from ...ir import Arg, Buffer, BufferRef, ExternCall, Literal, Program
 from ...kernel_passes.linearize import extents_of
 from ...ops.aten import resolve_target
-from ...ops.dtypes import dtype_from_torch_name, to_torch_dtype
 from ...target import CompileCall, Measure
 from .autotune import Timer
 from .drivers import CudaDriver
@@ -40,7 +39,8 @@ def product_times(
     measured = seconds or _seconds
 
     def times(product: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
-        tensors = _examples([buffers[a.name] for a in product.args if isinstance(a, BufferRef)], torch.device(device))
+        operands = [buffers[a.name] for a in _arguments(product) if isinstance(a, BufferRef)]
+        tensors = _examples(operands, torch.device(device))
         if tensors is None:
             return 0.0, float("inf")
         op = _call_of(product)
@@ -53,12 +53,15 @@ def product_times(
 def _call_of(product: ExternCall) -> Callable[..., Any]:
     """A call with what is no tensor filled in, of the tensors: with one result, or several of which one is asked for."""
     op = resolve_target(product.target)
-    if all(isinstance(arg, BufferRef) for arg in product.args):
+    if all(isinstance(arg, BufferRef) for arg in _arguments(product)):
         return op
+    names = [name for name, _ in product.kwargs]
 
     def call(*tensors: torch.Tensor) -> Any:
         given = iter(tensors)
-        found = op(*(next(given) if isinstance(arg, BufferRef) else _plain(arg) for arg in product.args))
+        args = [next(given) if isinstance(arg, BufferRef) else _plain(arg) for arg in _arguments(product)]
+        count = len(product.args)
+        found = op(*args[:count], **dict(zip(names, args[count:], strict=True)))
         if isinstance(found, torch.Tensor):
             return found
         return next(each for each, name in zip(found, product.results, strict=True) if name is not None)
@@ -66,19 +69,31 @@ def _call_of(product: ExternCall) -> Callable[..., Any]:
     return call
 
 
+def _arguments(product: ExternCall) -> tuple[Arg, ...]:
+    return (*product.args, *(arg for _, arg in product.kwargs))
+
+
 def _plain(arg: Arg) -> Any:
-    return [_plain(item) for item in arg] if isinstance(arg, tuple) else arg.value if isinstance(arg, Literal) else None
+    if isinstance(arg, tuple):
+        return [_plain(item) for item in arg]
+    if not isinstance(arg, Literal):
+        return None
+    return getattr(torch, str(arg.value).removeprefix("torch.")) if arg.kind == "dtype" else arg.value
 
 
 def _examples(operands: list[Buffer], device: torch.device) -> list[torch.Tensor] | None:
     tensors = []
     for operand in operands:
-        dtype = dtype_from_torch_name(operand.dtype)
+        dtype = getattr(torch, operand.dtype)
         sizes, strides = ([e.constant for e in exprs] for exprs in (operand.sizes, operand.strides))
-        if dtype is None or None in sizes or None in strides:
+        if None in sizes or None in strides:
             return None
-        empty = torch.empty_strided(sizes, strides, dtype=to_torch_dtype(dtype), device=device)  # type: ignore[arg-type]
-        tensors.append(empty.normal_())
+        empty = torch.empty_strided(sizes, strides, dtype=dtype, device=device)  # type: ignore[arg-type]
+        if dtype.is_floating_point and dtype.itemsize == 1:
+            empty.copy_(torch.empty(empty.shape, device=device).normal_())
+        else:
+            empty.normal_()
+        tensors.append(empty)
     return tensors
 
 

@@ -17,7 +17,7 @@ Note [Implicit products]
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....ir import Compute, Const, DType, Index, Instr, Load, Store
