@@ -42,7 +42,7 @@ from aotkit_inductor_lower.targets.triton.workers import shared_workers
 
 from .triton_products import Bench, Way, compile_ways, error_of
 
-__all__ = ["CASES", "Case", "lowered", "main", "ways"]
+__all__ = ["CASES", "Case", "Shape", "cases_of", "lowered", "main", "ways"]
 
 NO_DEVICE = "no CUDA device on this machine: generated convolutions were not measured"
 BF16 = torch.bfloat16
@@ -91,7 +91,7 @@ class Case:
         return [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
 
 
-def _cases(shape: Shape, kinds: str = "fuiw") -> list[Case]:
+def cases_of(shape: Shape, kinds: str = "fuiw") -> list[Case]:
     """``f``: forward; ``u``: with what follows; ``i``, ``w``: the gradients by input and by weights."""
     x = (shape.count, shape.channels, shape.size, shape.size)
     w = (shape.filters, shape.channels, shape.kernel, shape.kernel)
@@ -126,19 +126,19 @@ def _cases(shape: Shape, kinds: str = "fuiw") -> list[Case]:
 
 
 CASES: tuple[Case, ...] = (
-    *_cases(Shape(64, 64, 56, 64, 3, 1, 1)),
-    *_cases(Shape(64, 128, 28, 128, 3, 1, 1)),
-    *_cases(Shape(64, 256, 14, 256, 3, 1, 1)),
-    *_cases(Shape(64, 512, 7, 512, 3, 1, 1)),
-    *_cases(Shape(64, 128, 56, 128, 3, 2, 1), "fiw"),
-    *_cases(Shape(64, 256, 56, 512, 1, 2), "fiw"),
-    *_cases(Shape(64, 64, 56, 256, 1)),
-    *_cases(Shape(64, 3, 224, 64, 7, 2, 3), "fuw"),
-    *_cases(Shape(64, 96, 56, 192, 2, 2), "fiw"),
-    *_cases(Shape(64, 3, 224, 96, 4, 4), "fw"),
-    *_cases(Shape(4, 320, 64, 320, 3, 1, 1)),
-    *_cases(Shape(4, 640, 32, 640, 3, 1, 1)),
-    *_cases(Shape(4, 1280, 16, 1280, 3, 1, 1)),
+    *cases_of(Shape(64, 64, 56, 64, 3, 1, 1)),
+    *cases_of(Shape(64, 128, 28, 128, 3, 1, 1)),
+    *cases_of(Shape(64, 256, 14, 256, 3, 1, 1)),
+    *cases_of(Shape(64, 512, 7, 512, 3, 1, 1)),
+    *cases_of(Shape(64, 128, 56, 128, 3, 2, 1), "fiw"),
+    *cases_of(Shape(64, 256, 56, 512, 1, 2), "fiw"),
+    *cases_of(Shape(64, 64, 56, 256, 1)),
+    *cases_of(Shape(64, 3, 224, 64, 7, 2, 3), "fuw"),
+    *cases_of(Shape(64, 96, 56, 192, 2, 2), "fiw"),
+    *cases_of(Shape(64, 3, 224, 96, 4, 4), "fw"),
+    *cases_of(Shape(4, 320, 64, 320, 3, 1, 1)),
+    *cases_of(Shape(4, 640, 32, 640, 3, 1, 1)),
+    *cases_of(Shape(4, 1280, 16, 1280, 3, 1, 1)),
 )
 
 

@@ -51,9 +51,9 @@ class Capabilities:
     launch costs as much as a small kernel, and may compute several. ``recomputes``: so many dear operations an element
     take less time than its result takes to be stored and loaded. ``contraction_forms``: what products of matrices
     become besides ATen's call. ``tiles_products``: they are written in tiles, as long as nothing else is summed beside
-    them. ``float8_products``: so are those of 8-bit floats. ``stores_odd_rows``: they are faster than ATen's call, with padding and a copy, where rows of a large result
-    begin at no multiple of ``row_bytes``. ``coalesces``: neighbouring threads run at once, and should access
-    neighbouring elements.
+    them. ``float8_products``: 8-bit floats are multiplied as they are. ``stores_odd_rows``: products are faster than
+    ATen's call, with padding and a copy, where rows of a large result begin at no multiple of ``row_bytes``.
+    ``coalesces``: neighbouring threads run at once, and should access neighbouring elements.
     """
 
     device: str

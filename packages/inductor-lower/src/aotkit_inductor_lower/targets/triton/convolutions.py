@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...ir import Buffer, Contraction
-from ...ir.walk import loads, stores
 from ...ops.dtypes import DType, dtype_from_torch_name
 from ...symbolic import product
 from ...target import Choice
@@ -36,7 +35,7 @@ def choose_convolution(
 
 def _refused(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
     """Why a convolution is ATen's in any case."""
-    touched = {a.buffer for part in parts for a in (*loads(part.body), *stores(part.epilogue))}
+    touched = {name for part in parts for name in (*part.reads, *part.writes)}
     images = [buffers[name] for name in sorted(touched) if len(buffers[name].sizes) > 2]
     known = all(e.constant is not None for b in images for e in (*b.sizes, *b.strides))
     if any(part.accumulate is not DType.F32 for part in parts):

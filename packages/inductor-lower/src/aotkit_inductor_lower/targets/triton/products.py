@@ -126,7 +126,7 @@ def ranked(sizes: Sizes, gpu: Gpu, described: bool) -> tuple[ProductTile, ...]:
     where both factors are."""
     halves = sizes.factor_bytes <= 2
     walks = described and gpu.arch == HOPPER and sizes.factor_bytes == 2
-    cut = _HALVES if halves else _FLOATS
+    cut: tuple[ProductTile, ...] = _HALVES if halves else _FLOATS
     if sizes.factor_bytes == 1:
         cut = tuple(replace(t, inner=2 * t.inner) for t in cut)
     usable = [t for t in cut if t.shared(sizes) <= gpu.shared and (walks or not t.walks)]

@@ -34,8 +34,8 @@ def assumed_sizes(program: Program) -> dict[str, int]:
 def product_times(
     device: str, compiled: CompileCall, seconds: Callable[[Callable[[], object]], float] | None = None
 ) -> Measure:
-    """Seconds of ATen's product or convolution and of the generated one, which ``compiled`` compiles; one of sizes known
-    at run time is ATen's. ``seconds(call)``: how long a call takes."""
+    """Seconds of ATen's product or convolution and of the generated one, which ``compiled`` compiles; one of sizes that
+    are known at run time only is ATen's. ``seconds(call)``: how long a call takes."""
     measured = seconds or _seconds
 
     def times(product: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
@@ -51,7 +51,7 @@ def product_times(
 
 
 def _call_of(product: ExternCall) -> Callable[..., Any]:
-    """A call with what is no tensor filled in, of the tensors: with one result, or several of which one is asked for."""
+    """A call with what is no tensor filled in, of its tensors. Of several results it gives the one that is wanted."""
     op = resolve_target(product.target)
     if all(isinstance(arg, BufferRef) for arg in _arguments(product)):
         return op

@@ -40,8 +40,8 @@ class Place:
 class Factor:
     """``side``: ``"left"`` or ``"right"``. ``needed``: the instructions that compute ``name``, of type ``dtype``.
     ``outer``: the loop that it varies along besides the summed one. ``load``: what it is, if nothing but that;
-    ``place``: where that is, if a descriptor can say it. ``float8``: Triton's type of the bytes that it is, and ``half``:
-    it is computed in more bits than float16 has, of which it needs no more; see Note [Factors of 8 bits]."""
+    ``place``: where that is, if a descriptor can say it. ``float8``: Triton's type of the bytes that it is, and
+    ``half``: float16 holds all of it, though it is computed in more bits; see Note [Factors of 8 bits]."""
 
     side: str
     name: str

@@ -78,15 +78,14 @@ def _written(format_: torch.dtype, held: DType) -> list[tuple[str, tuple[Instr, 
     """The value and the instructions of a kernel that converts bytes."""
     sizes, index = (to_expr(64),), (sym("i"),)
     one = (to_expr(1),)
+    wide = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16"}[held]
     buffers = {
         "byte": Buffer("byte", "uint8", sizes, one, BufferKind.INPUT),
-        "out": Buffer(
-            "out", {"f32": "float32", "f16": "float16"}.get(held.value, "bfloat16"), sizes, one, BufferKind.OUTPUT
-        ),
+        "out": Buffer("out", wide, sizes, one, BufferKind.OUTPUT),
     }
     builder = NestBuilder("convert", (Range("i", sizes[0]),), buffers=None)
     value = decode(builder, builder.load_element("byte", index, DType.U8), FLOAT8[format_])
     value = narrowed(builder, value) if held is DType.BF16 else builder.cast(value, held)
     builder.store_element("out", index, value)
-    body = instructions(kernel_of(builder.finish(), buffers).body)
+    body = tuple(instructions(kernel_of(builder.finish(), buffers).body))
     return [(i.value, body) for i in body if isinstance(i, Store)]
