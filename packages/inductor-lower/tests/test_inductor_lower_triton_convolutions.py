@@ -157,7 +157,7 @@ def test_the_gradient_by_weights_is_summed_in_parts_and_repeats() -> None:
     args = tensors((4, 24, 24, 24), (4, 20, 24, 24), (24, 20, 3, 3))
     lowered = lower(gradients(1, 1), args)
     parts = [str(decision) for decision in lowered.records if decision.kind == "split"]
-    assert len(parts) == 1 and "chunks of 2 of n < 4" in parts[0]
+    assert len(parts) == 1 and "chunks of 2 of r0 < 4" in parts[0]
     bound = bind_program(lowered.program)
     first, second = (bound(list(args)) for _ in range(2))
     assert all(map(torch.equal, first, second))

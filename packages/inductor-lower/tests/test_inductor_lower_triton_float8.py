@@ -58,6 +58,11 @@ def scaled(out: torch.dtype, bias: bool = False) -> Graph:
     return f
 
 
+def cast_to(to: torch.dtype) -> Graph:
+    """A product of factors that are cast before."""
+    return lambda x, w: (x.to(to) @ w.to(to),)
+
+
 def exact_of(args: Sequence[torch.Tensor]) -> torch.Tensor:
     """In float64."""
     x, w, a, b, *bias = (t.double() for t in args)
@@ -93,7 +98,7 @@ def test_a_scaled_product_takes_scales_bias_and_what_follows_along(form: str, ou
 @pytest.mark.parametrize("to", [BF16, torch.float16, torch.float32])
 def test_casts_before_a_product_are_part_of_it(left: torch.dtype, right: torch.dtype, to: torch.dtype) -> None:
     args = factors(50, 100, 40, left, right)
-    f: Graph = lambda x, w: (x.to(to) @ w.to(to),)
+    f = cast_to(to)
     lowered = lower(f, args)
     (kernel,) = kernels_of(lowered.program)
     assert ("dot_float8(" in kernel.source.text) == (to is not torch.float32)
@@ -112,8 +117,7 @@ def test_every_byte_is_what_it_means() -> None:
         numbers = args[0].float()[:, 0]
         finite = numbers.isfinite()
         for to in (BF16, torch.float32):  # as bytes, and as halves
-            f: Graph = lambda x, w, to=to: (x.to(to) @ w.to(to),)
-            (got,) = bind_program(lower(f, args).program)(list(args))
+            (got,) = bind_program(lower(cast_to(to), args).program)(list(args))
             assert torch.equal(got[finite, 0].float(), numbers[finite])
             assert got[numbers.isnan(), 0].isnan().all()
 
@@ -159,7 +163,7 @@ def test_bytes_are_multiplied_by_the_devices_units(left: torch.dtype, right: tor
     cubin = compile_kernel(kernel.source, 90, keep_ptx=True)
     facts = resource_facts(cubin)
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*\], \[.*\], (0x[0-9a-f]+|\d+)", cubin.ptx)
-    assert f"wgmma.mma_async.sync.aligned.m64n256k32.{instruction}" in cubin.ptx
+    assert f"wgmma.mma_async.sync.aligned.m64n128k32.{instruction}" in cubin.ptx
     assert facts.spills == facts.stack == 0 and {int(width, 0) for width in copies} == {16}
     assert cubin.ptx.count("ld.global") <= 2  # the scales
 
@@ -187,7 +191,7 @@ def test_scaled_products_on_a_device(form: str) -> None:
 @pytest.mark.parametrize("to", [BF16, torch.float32])
 def test_casts_before_a_product_on_a_device(to: torch.dtype) -> None:
     args = [t.cuda() for t in factors(512, 1024, 256)]
-    f: Graph = lambda x, w: (x.to(to) @ w.to(to),)
+    f = cast_to(to)
     graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
     compiled = compile_graph(graph, options=LowerOptions(contractions="generated"))
     check(compiled(list(args))[0], f(*args)[0], args[0].double() @ args[1].double())

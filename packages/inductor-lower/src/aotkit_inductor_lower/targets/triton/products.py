@@ -39,6 +39,7 @@ __all__ = ["HOPPER", "STEP", "ProductTile", "Sizes", "ranked"]
 
 HOPPER = 90
 _REGISTERS = 65536  # of a multiprocessor
+_HELD_TWICE = 64  # results a thread, where the sums of a step are held beside those of all (Note [Factors of 8 bits])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def ranked(sizes: Sizes, gpu: Gpu, described: bool) -> tuple[ProductTile, ...]:
     walks = described and gpu.arch == HOPPER and sizes.factor_bytes == 2
     cut: tuple[ProductTile, ...] = _HALVES if halves else _FLOATS
     if sizes.factor_bytes == 1:
-        cut = tuple(replace(t, inner=2 * t.inner) for t in cut)
+        cut = tuple(replace(t, inner=2 * t.inner) for t in cut if t.rows * t.columns <= _HELD_TWICE * 32 * t.num_warps)
     usable = [t for t in cut if t.shared(sizes) <= gpu.shared and (walks or not t.walks)]
     least = min(64, next_power_of_two(max(16, sizes.rows))) if halves else 0  # tensor cores multiply 64 rows at once
     return tuple(sorted((t for t in usable if t.rows >= least), key=lambda tile: expected_clocks(tile, sizes, gpu)))
