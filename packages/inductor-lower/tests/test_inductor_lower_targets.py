@@ -61,7 +61,7 @@ def test_a_graph_and_options_tell_the_target(device: str, options: LowerOptions,
     assert capabilities.host_memory == (owned == "cpu") and capabilities.unordered == (owned != "cpu")
     assert bool(capabilities.atomics) == (not kernels_of_the_cpu)
     if capabilities.atomics:
-        assert capabilities.contraction_forms == ("dot", "rows", "attention")
+        assert capabilities.contraction_forms == ("dot", "rows", "attention", "implicit")
     else:
         tiles = tuple(form.name for form in FORMS.values())
         assert capabilities.contraction_forms in ((), ("fma",), ("fma", *tiles))

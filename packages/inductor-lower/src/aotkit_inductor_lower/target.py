@@ -51,10 +51,10 @@ class Capabilities:
     launch costs as much as a small kernel, and may compute several. ``recomputes``: so many dear operations an element
     take less time than its result takes to be stored and loaded. ``contraction_forms``: what products of matrices
     become besides ATen's call. ``tiles_products``: they are written in tiles, as long as nothing else is summed beside
-    them. ``stores_odd_rows``: they are faster than ATen's call, with padding and a copy, where rows of a large result
-    begin at no multiple of ``row_bytes``. ``coalesces``: neighbouring threads run at once, and should access
-    neighbouring elements. ``attention_rows``: so many queries, at most, of which kernels cut the keys in parts, which
-    ATen's attention doesn't; 0: none.
+    them. ``float8_products``: 8-bit floats are multiplied as they are. ``stores_odd_rows``: products are faster than
+    ATen's call, with padding and a copy, where rows of a large result begin at no multiple of ``row_bytes``.
+    ``coalesces``: neighbouring threads run at once, and should access neighbouring elements. ``attention_rows``: so
+    many queries, at most, of which kernels cut the keys in parts, which ATen's attention doesn't; 0: none.
     """
 
     device: str
@@ -75,6 +75,7 @@ class Capabilities:
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
     tiles_products: bool = False
+    float8_products: bool = False
     stores_odd_rows: bool = False
     coalesces: bool = False
     attention_rows: int = 0

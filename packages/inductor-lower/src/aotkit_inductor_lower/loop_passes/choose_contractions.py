@@ -40,10 +40,11 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     steps: list[Step] = []
     names = {step.name for step in program.steps}
     buffers, pads = program.buffers, None
+    measured: dict[str, Choice] = {}
     for position, step in enumerate(program.steps):
         if is_convolution(step):
             pads = pads or Pads.of(program)
-            expanded = expand_convolution(position, step, pads, ctx)
+            expanded = expand_convolution(position, step, pads, ctx, measured)
             steps += _named_apart(expanded.steps, names - {step.name})
             names.update(each.name for each in expanded.steps)
             buffers += expanded.buffers

@@ -17,6 +17,7 @@ from ..ir import Buffer, Contraction, ExternCall, Instr, Literal, Load, LoopNest
 from ..ir.walk import loads, operands, without_single_iterations
 from ..lowering.convolutions import BACKWARD, CONVOLUTION, Parts, convolution_parts
 from ..passes import PassContext
+from ..target import Choice, Measure
 from .fold_pads import Pads
 from .take_choice import take_choice
 from .unroll_taps import own_masks, sums_beside_each_other, taps_of, with_channels_together, written_out
@@ -25,6 +26,7 @@ __all__ = ["expand_convolution", "is_convolution", "nest_of"]
 
 _RESULTS = {CONVOLUTION: ("",), BACKWARD: (" by its input", " by its weights", " by its bias")}
 _WEIGHTS, _BIAS = 1, 2
+GAIN = 0.97  # of ATen's time is what kernels must take at most: they also make the plan longer to compile
 
 
 def is_convolution(step: Step) -> bool:
@@ -41,8 +43,9 @@ class Expanded:
     buffers: tuple[Buffer, ...] = ()
 
 
-def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext) -> Expanded:
-    """What becomes of a convolution, the step at a position, see Note [One call for three gradients]."""
+def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext, known: dict[str, Choice]) -> Expanded:
+    """What becomes of a convolution, the step at a position, see Note [One call for three gradients]. ``known``: what
+    was measured of equal ones before."""
     buffers = pads.buffers
     call = step.library if isinstance(step, Contraction) else step
     assert isinstance(call, ExternCall)
@@ -54,7 +57,7 @@ def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext) 
         if ctx.options.fuse:
             each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in each)
         if number != _BIAS or call.target == CONVOLUTION:
-            found = _taken(each, number, call, buffers, ctx)
+            found = _taken(each, number, call, buffers, ctx, known)
             if found is not None:
                 taken[number] = found
     wanted = {number for number, name in enumerate(call.results) if name is not None}
@@ -70,7 +73,12 @@ def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext) 
 
 
 def _taken(
-    parts: Parts, number: int, call: ExternCall, buffers: Mapping[str, Buffer], ctx: PassContext
+    parts: Parts,
+    number: int,
+    call: ExternCall,
+    buffers: Mapping[str, Buffer],
+    ctx: PassContext,
+    known: dict[str, Choice],
 ) -> Expanded | None:
     """What computes one result, if the target takes it."""
     products = [part for part in parts if isinstance(part, Contraction)]
@@ -78,11 +86,30 @@ def _taken(
         return None
     choice = ctx.target.choose_convolution(products, call, buffers, ctx.options)
     what = f"{_described(products[0], buffers)}{_RESULTS[call.target][number]}"
+    if choice.form == "implicit" and ctx.options.contractions == "auto":
+        key = f"{what} {call.args[3:]}"
+        if key not in known:
+            known[key] = _compared(choice, _narrowed(call, {number}), buffers, ctx.measure)
+        choice = known[key]
     if not take_choice(ctx, choice, parts[0].name, call, what):
         return None
+    if choice.form == "implicit":
+        nests = (without_single_iterations(p.as_nest()) if isinstance(p, Contraction) else p for p in parts)
+        return Expanded(tuple(nests))
     if choice.form == "nest" or not ctx.target.capabilities.tiles_products:
         return _as_nests(parts, number, buffers)
     return Expanded(tuple(replace(p, precision=choice.precision) if p in products else p for p in parts))
+
+
+def _compared(choice: Choice, call: ExternCall, buffers: Mapping[str, Buffer], measure: Measure | None) -> Choice:
+    """The faster one of ATen's call of one result and the kernels for it; ATen's where nothing is measured."""
+    if measure is None:
+        return Choice("aten", "ATen, nothing is measured without tune")
+    library, generated = measure(call, buffers)
+    times = f"ATen {library * 1e6:.1f} us, generated {generated * 1e6:.1f} us"
+    if generated <= GAIN * library:
+        return replace(choice, reason=f"generated, {times}", seconds=generated)
+    return Choice("aten", f"ATen, {times}", library)
 
 
 def _as_nests(parts: Parts, number: int, buffers: Mapping[str, Buffer]) -> Expanded:

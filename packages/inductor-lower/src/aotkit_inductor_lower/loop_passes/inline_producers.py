@@ -27,11 +27,11 @@ from ..analysis.nests import (
     iteration_count,
     traps,
 )
-from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Origin, Program, Step
+from ..ir import CONTRACTIONS, Buffer, BufferKind, DType, Load, LoopNest, Origin, Program, Step
 from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
 from ..ir.walk import buffers_of, computes, instructions, loads, stores, value_types
-from ..ops.dtypes import bits
+from ..ops.dtypes import FLOAT8_NAMES, bits
 from ..ops.scalar import WORK
 from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
@@ -112,6 +112,10 @@ def _verdict(
     nests = [reader for reader in readers if isinstance(reader, LoopNest)]
     if not nests:
         return "nothing reads it", True
+    if ctx.target.capabilities.float8_products and all(
+        _multiplies_bytes(reader, steps, dependencies, buffers) for reader in nests
+    ):
+        return "the product takes 8-bit floats as they are", True
     divides = has_division(nest)
     if divides and any(_reads_masked(reader, buffer) for reader in nests):
         return "it may report an error in lanes that its reader masks off", False
@@ -148,6 +152,24 @@ def _verdict(
     if passes == 1:
         return "its reader would compute each element many times", False
     return f"it has {passes} readers and is dear to compute again", False
+
+
+def _multiplies_bytes(
+    reader: LoopNest, steps: Sequence[Step], dependencies: Dependencies, buffers: Mapping[str, Buffer]
+) -> bool:
+    """Whether a nest is a product of 8-bit floats alone, which other nests convert."""
+    summed = [stage for stage in reader.stages if any(i.op in CONTRACTIONS.values() for i in computes(stage.body))]
+    read = {load.buffer for stage in summed for load in loads(stage.body)}
+    makers = [[steps[k] for k in dependencies.writers.get(name, ())] for name in sorted(read)]
+    return bool(read) and all(len(each) == 1 and _converts_bytes(each[0], buffers) for each in makers)
+
+
+def _converts_bytes(step: Step, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a nest makes wider floats of 8-bit ones, and nothing else."""
+    if not isinstance(step, LoopNest) or any(stage.ranges for stage in step.stages) or len(step.writes) != 1:
+        return False
+    wider = buffers[step.writes[0]].dtype not in FLOAT8_NAMES
+    return wider and len(step.reads) == 1 and buffers[step.reads[0]].dtype in FLOAT8_NAMES
 
 
 def _from_little(

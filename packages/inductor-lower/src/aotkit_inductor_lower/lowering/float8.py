@@ -21,7 +21,7 @@ import torch
 
 from .._torch_compat import large_numbers_become_float8
 from ..ir import DType
-from .access import Value, ViewBuilder
+from ..ir.builder import NestBuilder, Value
 
 __all__ = ["FLOAT8", "Float8", "decode", "encode", "narrowed"]
 
@@ -55,7 +55,7 @@ _NAN_IF_LARGE = Float8(3, 7, _NAN, 0x43E80001)  # above 464, which is rounded to
 _INFINITE = 0x7F800000
 
 
-def encode(nest: ViewBuilder, value: Value, format_: Float8) -> Value:
+def encode(nest: NestBuilder, value: Value, format_: Float8) -> Value:
     """The u8 of an f32."""
     if format_.overflow == 0x7E and not large_numbers_become_float8():
         format_ = _NAN_IF_LARGE
@@ -80,7 +80,7 @@ def encode(nest: ViewBuilder, value: Value, format_: Float8) -> Value:
     return nest.cast(nest.op("bitwise_or", code, sign), DType.U8)
 
 
-def decode(nest: ViewBuilder, code: Value, format_: Float8) -> Value:
+def decode(nest: NestBuilder, code: Value, format_: Float8) -> Value:
     """The f16 or f32 of a u8: exact."""
     if format_.overflow == 0x7C:
         return nest.op("bitcast", nest.op("shl", nest.cast(code, DType.I16), nest.const(8, DType.I16)), to=DType.F16)
@@ -93,7 +93,7 @@ def decode(nest: ViewBuilder, code: Value, format_: Float8) -> Value:
     return nest.where(nest.op("eq", size, nest.const(_NAN, DType.I16)), nest.const(math.nan, DType.F32), number)
 
 
-def narrowed(nest: ViewBuilder, value: Value) -> Value:
+def narrowed(nest: NestBuilder, value: Value) -> Value:
     """The bf16 of a number that :func:`decode` gave: its upper half, since bfloat16 has them all."""
     bits = nest.op("bitcast", nest.cast(value, DType.F32), to=DType.I32)
     upper = nest.cast(nest.op("shr", bits, nest.const(16, DType.I32)), DType.I16)

@@ -44,6 +44,7 @@ from .float_items import FLOAT_OPS, is_float_item
 from .packed_products import PACKED_PRODUCTS, lower_packed_product
 from .reductions import HASHES
 from .registry import join_rules
+from .scaled_products import SCALED_PRODUCT, lower_scaled_product
 from .sizes import halves
 from .values import FloatExpr, NodeValue, View
 
@@ -128,6 +129,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
     if rule is None:
         lower = lower_product if target in PRODUCTS else lower_convolution if is_convolution(node) else lower_extern
         lower = lower_packed_product if target in PACKED_PRODUCTS else lower
+        lower = lower_scaled_product if target is SCALED_PRODUCT else lower
         return lower(ctx, node, library_reason(node) or "no lowering rule")
     reason = _not_generated(ctx, node) or refusal(node)
     if reason is None:

@@ -29,6 +29,7 @@ from .records import KernelArgument, KernelSource, KnownMemory, TritonKernel
 from .render.attention_backward import gradient_sources
 from .render.attention_forward import attention_sources
 from .render.few_rows import emit_rows
+from .render.implicit import implicit_site, implicit_sources
 from .render.kernel import emit_kernel
 from .render.matmul import dot_site, product_sources
 from .render.names import function_name
@@ -295,6 +296,10 @@ class _Kernels:
         rows = rows_site(kernel)
         if rows is not None:
             return (emit_rows(kernel, rows, self.asserts, self.fast, self.memory),)
+        if implicit_site(kernel) is not None:
+            most = MOST_WAYS if self.tune else 1
+            own = {"tf32": self.tf32, "asserts": self.asserts, "fast": self.fast}
+            return implicit_sources(kernel, self.limits.gpu, most=most, **own)
         if dot_site(kernel) is not None:
             return product_sources(
                 kernel,

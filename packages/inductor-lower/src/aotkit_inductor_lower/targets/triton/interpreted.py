@@ -153,6 +153,18 @@ def _dot(a: Any, b: Any, acc: Any) -> Any:
     return _tensor(total.astype(acc.handle.data.dtype), acc.dtype.scalar)
 
 
+def _dot_float8(a: Any, b: Any, acc: Any, first: Any, second: Any) -> Any:
+    left, right = (
+        torch.from_numpy(np.array(x.handle.data, order="C")).view(_FLOAT8[str(getattr(type_, "value", type_))]).float()
+        for x, type_ in ((a, first), (b, second))
+    )
+    total = acc.handle.data + (left @ right).numpy()
+    return _tensor(total.astype(acc.handle.data.dtype), acc.dtype.scalar)
+
+
+_FLOAT8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+
+
 def _numbers(x: Any) -> torch.Tensor:
     data = torch.from_numpy(np.array(x.handle.data, order="C"))
     return (data.view(torch.bfloat16) if x.dtype.scalar.name == "bf16" else data).float()
@@ -207,6 +219,7 @@ def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
     found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)
     found.update(reduce_squares=_squares, fold_sum=_fold_sum, fold_max=_fold_max)
     found.update(dict.fromkeys(("dot", "dot_ieee", "dot_tf32"), _dot))
+    found["dot_float8"] = _dot_float8
     found.update(f32_to_bf16=_f32_to_bf16, f32_to_f16=_f32_to_f16)
     found.update({name: _atomic(name) for name in ("atomic_add", "atomic_min", "atomic_max")})
     return found

@@ -39,6 +39,7 @@ __all__ = ["HOPPER", "STEP", "ProductTile", "Sizes", "ranked"]
 
 HOPPER = 90
 _REGISTERS = 65536  # of a multiprocessor
+_HELD_TWICE = 64  # results a thread, where the sums of a step are held beside those of all (Note [Factors of 8 bits])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,12 @@ _FLOATS = (
 def ranked(sizes: Sizes, gpu: Gpu, described: bool) -> tuple[ProductTile, ...]:
     """The tiles that a product can have, that with the least expected time first. ``described``: descriptors can say
     where both factors are."""
-    halves = sizes.factor_bytes == 2
-    walks = described and gpu.arch == HOPPER and halves
-    usable = [t for t in (_HALVES if halves else _FLOATS) if t.shared(sizes) <= gpu.shared and (walks or not t.walks)]
+    halves = sizes.factor_bytes <= 2
+    walks = described and gpu.arch == HOPPER and sizes.factor_bytes == 2
+    cut: tuple[ProductTile, ...] = _HALVES if halves else _FLOATS
+    if sizes.factor_bytes == 1:
+        cut = tuple(replace(t, inner=2 * t.inner) for t in cut if t.rows * t.columns <= _HELD_TWICE * 32 * t.num_warps)
+    usable = [t for t in cut if t.shared(sizes) <= gpu.shared and (walks or not t.walks)]
     least = min(64, next_power_of_two(max(16, sizes.rows))) if halves else 0  # tensor cores multiply 64 rows at once
     return tuple(sorted((t for t in usable if t.rows >= least), key=lambda tile: expected_clocks(tile, sizes, gpu)))
 
@@ -148,7 +152,7 @@ def expected_clocks(tile: ProductTile, sizes: Sizes, gpu: Gpu) -> float:
     together = min(tile.at_once(gpu, sizes), -(-tiles // gpu.processors))
     steps = -(-sizes.inner // tile.inner) * tile.inner
     few = max(1.0, 64 / rows) * max(1.0, 64 / columns)
-    product = rows * columns * few * steps / _PRODUCTS
+    product = rows * columns * few * steps / (_PRODUCTS * (2 if sizes.factor_bytes == 1 else 1))
     fetch = (rows + columns) * steps * sizes.factor_bytes / _FETCHED
     store = rows * columns * sizes.result_bytes / _STORED
     if not tile.walks and sizes.columns * sizes.result_bytes % 16:

@@ -19,6 +19,7 @@ from ...target import Capabilities, Choice, CompileCall, Measure, ProductSplit, 
 from .attention import FEW_QUERIES, choose_attention, computes_attention
 from .checks import check_device
 from .choose import choose_form, shares_launches
+from .convolutions import choose_convolution
 from .map_loops import TileLimits
 from .products import HOPPER
 from .records import Gpu
@@ -62,8 +63,9 @@ def cuda_capabilities(device: str) -> Capabilities:
         recomputes=1,
         atomics=ATOMIC,
         coalesces=True,
-        contraction_forms=("dot", "rows", "attention"),
+        contraction_forms=("dot", "rows", "attention", "implicit"),
         attention_rows=FEW_QUERIES,
+        float8_products=True,
         stores_odd_rows=_was_measured(device),
     )
 
@@ -95,8 +97,8 @@ class TritonTarget:
     def choose_convolution(
         self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
     ) -> Choice:
-        """ATen's call."""
-        return Choice("aten", "convolutions are left to ATen")
+        """Kernels where there can be some, see :mod:`.convolutions`."""
+        return choose_convolution(parts, buffers)
 
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """Kernels, where there is a form for the operands."""

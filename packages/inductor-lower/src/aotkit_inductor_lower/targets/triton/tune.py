@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from ...ir import Buffer, BufferRef, ExternCall, Program
+from ...ir import Arg, Buffer, BufferRef, ExternCall, Literal, Program
 from ...kernel_passes.linearize import extents_of
 from ...ops.aten import resolve_target
-from ...ops.dtypes import dtype_from_torch_name, to_torch_dtype
 from ...target import CompileCall, Measure
 from .autotune import Timer
 from .drivers import CudaDriver
@@ -35,30 +34,66 @@ def assumed_sizes(program: Program) -> dict[str, int]:
 def product_times(
     device: str, compiled: CompileCall, seconds: Callable[[Callable[[], object]], float] | None = None
 ) -> Measure:
-    """Seconds of ATen's product and of the generated one, which ``compiled`` compiles; a product of sizes known at run
-    time is ATen's. ``seconds(call)``: how long a call takes."""
+    """Seconds of ATen's product or convolution and of the generated one, which ``compiled`` compiles; one of sizes that
+    are known at run time only is ATen's. ``seconds(call)``: how long a call takes."""
     measured = seconds or _seconds
 
     def times(product: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
-        tensors = _examples([buffers[a.name] for a in product.args if isinstance(a, BufferRef)], torch.device(device))
+        operands = [buffers[a.name] for a in _arguments(product) if isinstance(a, BufferRef)]
+        tensors = _examples(operands, torch.device(device))
         if tensors is None:
             return 0.0, float("inf")
-        op = resolve_target(product.target)
+        op = _call_of(product)
         bound = compiled(op, tensors)
         return measured(lambda: op(*tensors)), measured(lambda: bound(list(tensors)))
 
     return times
 
 
+def _call_of(product: ExternCall) -> Callable[..., Any]:
+    """A call with what is no tensor filled in, of its tensors. Of several results it gives the one that is wanted."""
+    op = resolve_target(product.target)
+    if all(isinstance(arg, BufferRef) for arg in _arguments(product)):
+        return op
+    names = [name for name, _ in product.kwargs]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        args = [next(given) if isinstance(arg, BufferRef) else _plain(arg) for arg in _arguments(product)]
+        count = len(product.args)
+        found = op(*args[:count], **dict(zip(names, args[count:], strict=True)))
+        if isinstance(found, torch.Tensor):
+            return found
+        return next(each for each, name in zip(found, product.results, strict=True) if name is not None)
+
+    return call
+
+
+def _arguments(product: ExternCall) -> tuple[Arg, ...]:
+    return (*product.args, *(arg for _, arg in product.kwargs))
+
+
+def _plain(arg: Arg) -> Any:
+    if isinstance(arg, tuple):
+        return [_plain(item) for item in arg]
+    if not isinstance(arg, Literal):
+        return None
+    return getattr(torch, str(arg.value).removeprefix("torch.")) if arg.kind == "dtype" else arg.value
+
+
 def _examples(operands: list[Buffer], device: torch.device) -> list[torch.Tensor] | None:
     tensors = []
     for operand in operands:
-        dtype = dtype_from_torch_name(operand.dtype)
+        dtype = getattr(torch, operand.dtype)
         sizes, strides = ([e.constant for e in exprs] for exprs in (operand.sizes, operand.strides))
-        if dtype is None or None in sizes or None in strides:
+        if None in sizes or None in strides:
             return None
-        empty = torch.empty_strided(sizes, strides, dtype=to_torch_dtype(dtype), device=device)  # type: ignore[arg-type]
-        tensors.append(empty.normal_())
+        empty = torch.empty_strided(sizes, strides, dtype=dtype, device=device)  # type: ignore[arg-type]
+        if dtype.is_floating_point and dtype.itemsize == 1:
+            empty.copy_(torch.empty(empty.shape, device=device).normal_())
+        else:
+            empty.normal_()
+        tensors.append(empty)
     return tensors
 
 

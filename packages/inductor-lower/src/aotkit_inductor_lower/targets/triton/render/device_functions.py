@@ -371,6 +371,12 @@ def dot_tf32(a, b, acc):
     return tl.dot(a, b, acc, input_precision="tf32")
 
 
+@jit
+def dot_float8(a, b, acc, A: tl.constexpr, B: tl.constexpr):  # of bytes; acc is in float32, step by step
+    left, right = a.to(A, bitcast=True), b.to(B, bitcast=True)
+    return tl.dot(left, right, acc, max_num_imprecise_acc=a.shape[1])
+
+
 # -- memory --------------------------------------------------------------------------------------------------
 
 

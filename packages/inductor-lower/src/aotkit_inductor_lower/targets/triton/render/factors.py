@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 
 from ....ir import Compute, DType, Instr, Load, Reduce, Store
 from ....ir.walk import instructions, value_types
@@ -13,9 +13,10 @@ from ....kernel_ir.walk import perfect_nests
 from ....ops.dtypes import bits, is_half
 from ....symbolic import Expr, Symbol
 from ..sectors import WIDEST
+from .float8 import FLOAT8_ARCH, byte_of
 from .ops import TYPE_NAMES
 
-__all__ = ["Factor", "Place", "factors_of"]
+__all__ = ["Factor", "Place", "factor_chain", "factors_of"]
 
 _LARGEST = 2**31 - 1  # of a size of a described matrix, whose places are numbers of 32 bits
 
@@ -39,7 +40,8 @@ class Place:
 class Factor:
     """``side``: ``"left"`` or ``"right"``. ``needed``: the instructions that compute ``name``, of type ``dtype``.
     ``outer``: the loop that it varies along besides the summed one. ``load``: what it is, if nothing but that;
-    ``place``: where that is, if a descriptor can say it."""
+    ``place``: where that is, if a descriptor can say it. ``float8``: Triton's type of the bytes that it is, and
+    ``half``: float16 holds all of it, though it is computed in more bits; see Note [Factors of 8 bits]."""
 
     side: str
     name: str
@@ -48,6 +50,8 @@ class Factor:
     outer: Loop
     load: Load | None
     place: Place | None
+    float8: str = ""
+    half: bool = False
 
     def described(self, inner: Loop, step: int) -> bool:
         """Whether descriptors can tell the factor's pieces of so many steps, see Note [Walks] in :mod:`..products`."""
@@ -60,16 +64,39 @@ class Factor:
 
     @property
     def zero(self) -> str:
-        """Its zero as a tensor."""
-        return f"tl.full([1, 1], 0.0, {TYPE_NAMES[self.dtype]})"
+        """Its zero as a tensor, of what is computed."""
+        return f"tl.full([1, 1], {0 if self.float8 else 0.0}, {TYPE_NAMES[self.dtype]})"
 
 
-def factors_of(kernel: Kernel, site: MatmulSite, unaligned: Set[str] = frozenset()) -> tuple[Factor, Factor]:
-    """The factors of a kernel's product. ``unaligned``: memory that may begin anywhere."""
+def factors_of(
+    kernel: Kernel, site: MatmulSite, unaligned: Set[str] = frozenset(), arch: int = 90
+) -> tuple[Factor, Factor]:
+    """The factors of a kernel's product. ``unaligned``: memory that may begin anywhere. ``arch`` of the device."""
     types = value_types(instructions(kernel.body))
     rows, columns = kernel.grid[-2:]
     left = _factor("left", site.left, rows, kernel, types, site, unaligned)
-    return left, _factor("right", site.right, columns, kernel, types, site, unaligned)
+    right = _factor("right", site.right, columns, kernel, types, site, unaligned)
+    return _of_bytes(left, right, kernel, site, arch)
+
+
+def _of_bytes(left: Factor, right: Factor, kernel: Kernel, site: MatmulSite, arch: int) -> tuple[Factor, Factor]:
+    """The factors as what is multiplied, where both are 8-bit floats; see Note [Factors of 8 bits]."""
+    body = perfect_nests(kernel)[0].body
+    found = [byte_of(name, body) for name in (site.left, site.right)]
+    if found[0] is None or found[1] is None:
+        return left, right
+    types = value_types(instructions(kernel.body))
+    stored = max(bits(types[i.value]) for i in instructions(kernel.body) if isinstance(i, Store))
+    if arch < FLOAT8_ARCH or stored > bits(DType.F16):
+        sides = (replace(each, half=not is_half(each.dtype)) for each in (left, right))
+        return next(sides), next(sides)
+    made = []
+    for factor, (name, format_) in zip((left, right), (found[0], found[1]), strict=True):
+        needed, _ = factor_chain(name, body, types, (name, name))
+        load = needed[-1]
+        assert isinstance(load, Load)
+        made.append(replace(factor, name=name, dtype=DType.U8, needed=tuple(needed), load=load, float8=format_))
+    return made[0], made[1]
 
 
 def _factor(
@@ -82,21 +109,23 @@ def _factor(
     unaligned: Set[str],
 ) -> Factor:
     body = perfect_nests(kernel)[0].body
-    needed, name = _chain(name, body, types, site)
+    needed, name = factor_chain(name, body, types, (site.left, site.right))
     last = needed[-1] if needed else None
     load = last if isinstance(last, Load) and last.result == name and len(needed) == 1 else None
     place = None if load is None or load.buffer in unaligned else _place(load, outer, kernel, site)
     return Factor(side, name, types[name], tuple(needed), outer, load, place)
 
 
-def _chain(name: str, body: tuple[Instr, ...], types: dict[str, DType], site: MatmulSite) -> tuple[list[Instr], str]:
-    """The instructions that compute a factor. The last cast of float16 or bfloat16 is left to the product, which
-    is exact."""
+def factor_chain(
+    name: str, body: tuple[Instr, ...], types: Mapping[str, DType], both: tuple[str, str]
+) -> tuple[list[Instr], str]:
+    """The instructions of ``body`` that compute a factor, one of ``both``, and its name. The last cast of float16 or
+    bfloat16 is left to the product, which is exact."""
     made = {i.result: i for i in body if not isinstance(i, Store)}
     last = made[name]
-    both = [made[n] for n in (site.left, site.right)]
-    if all(isinstance(i, Compute) and i.op == "cast" and is_half(types[i.args[0]]) for i in both):
-        kinds = {types[i.args[0]] for i in both if isinstance(i, Compute)}
+    ends = [made[n] for n in both]
+    if all(isinstance(i, Compute) and i.op == "cast" and is_half(types[i.args[0]]) for i in ends):
+        kinds = {types[i.args[0]] for i in ends if isinstance(i, Compute)}
         if len(kinds) == 1 and isinstance(last, Compute):
             name = last.args[0]
     wanted, pending = set(), [name]

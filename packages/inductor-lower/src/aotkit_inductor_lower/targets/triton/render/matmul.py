@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from ....ir import DType, Store
+from ....ir import DType, Instr, Load, Store
 from ....ir.walk import instructions, value_types
 from ....kernel_ir.matmul_site import MatmulSite, matmul_site
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import bits, is_half
-from ....symbolic import Expr, Symbol, floordiv, product, to_expr
+from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product, to_expr
 from ..map_loops import map_to, size_hint
 from ..products import STEP, ProductTile, Sizes, ranked
 from ..records import DESCRIPTOR_BYTES, Gpu, KernelArgument, KernelSource
@@ -50,7 +50,7 @@ def product_sources(
     """The ``most`` ways to compute a product that are expected to be the fastest, the best first. All take the same
     arguments. ``unaligned``: memory that may begin anywhere; for the others see :func:`emit_matmul`."""
     site = _site(kernel)
-    both = factors_of(kernel, site, unaligned)
+    both = factors_of(kernel, site, unaligned, gpu.arch)
     described = all(factor.described(site.inner, STEP) for factor in both)
     found: dict[tuple[str, object], KernelSource] = {}
     for tile in ranked(_sizes(kernel, site, both), gpu, described):
@@ -93,7 +93,8 @@ def _sizes(kernel: Kernel, site: MatmulSite, both: tuple[Factor, Factor]) -> Siz
     body = instructions(kernel.body)
     types = value_types(body)
     stored = max(bits(types.get(i.value, DType.I64)) for i in body if isinstance(i, Store))
-    return Sizes(count, rows, columns, inner, max(bits(f.dtype) for f in both) // 8, max(1, stored // 8))
+    factor = 2 if both[0].half else max(bits(f.dtype) for f in both) // 8
+    return Sizes(count, rows, columns, inner, factor, max(1, stored // 8))
 
 
 def _with_equal_arguments(sources: tuple[KernelSource, ...]) -> tuple[KernelSource, ...]:
@@ -120,7 +121,7 @@ class _MatmulEmitter(KernelEmitter):
         super().__init__(kernel, asserts, fast)
         self.site, self.product_tile, self.gpu, self.tf32 = site, tile, gpu, tf32
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
-        self.factors = factors_of(kernel, site, unaligned)
+        self.factors = factors_of(kernel, site, unaligned, gpu.arch)
         self.counts = tuple(_tiles(loop.extent, loop.map.width) for loop in (site_loops(kernel)))
         self.walks = tile.walks and self._may_walk()
         self.programs = gpu.processors * tile.at_once(gpu, _sizes(kernel, site, self.factors))
@@ -197,6 +198,20 @@ class _MatmulEmitter(KernelEmitter):
             self.masks[axis], self.ends[axis] = f"in_{name}", End(name, loop)
             scope.line(f"in_{name} = {name} < {self.expr(loop.extent)}")
 
+    def instruction(self, instr: Instr) -> None:
+        """Anything but a reduce. One number for the whole tile is loaded as such, or each of its threads would load it
+        for each of its results."""
+        if not isinstance(instr, Load) or instr.mask or instr.buffer in self.written or not self._is_one(instr):
+            super().instruction(instr)
+            return
+        pointer, index = self.address(instr.buffer, instr.indices[0], instr.dtype)
+        self.define(instr.result, f"tl.load({pointer} + {self.expr(index)})", frozenset())
+
+    def _is_one(self, load: Load) -> bool:
+        symbols = load.indices[0].symbols
+        computed = any(symbol.kind is SymbolKind.VALUE for symbol in symbols)
+        return not computed and load.buffer not in self.scratch and not self.dims_of(load.indices[0])
+
     # -- what is computed of it ------------------------------------------------------------------------------
 
     def write_body(self) -> None:
@@ -207,9 +222,10 @@ class _MatmulEmitter(KernelEmitter):
         if not self.walks:
             scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
         left, right = (self._piece(factor) if self.walks else self._loaded(factor) for factor in self.factors)
-        half = is_half(self.factors[0].dtype)
-        function = "dot" if half else "dot_tf32" if self.tf32 else "dot_ieee"
-        scope.line(f"acc = {function}({left}, {right}, acc)")
+        types = "".join(f", {factor.float8}" for factor in self.factors if factor.float8)
+        half = self.factors[0].half or is_half(self.factors[0].dtype)
+        function = "dot_float8" if types else "dot" if half else "dot_tf32" if self.tf32 else "dot_ieee"
+        scope.line(f"acc = {function}({left}, {right}, acc{types})")
         scope.leave_loop(saved)
         scope.values[site.reduce.result] = Value("acc", frozenset({0, 1}))
         for nest in self.nests[1:]:
@@ -267,7 +283,7 @@ class _MatmulEmitter(KernelEmitter):
             text = f"tl.broadcast_to({text}, [{', '.join(self.axes)}])"
         if axis in self.masks and not (factor.zero_past_end and axis in value.dims):
             text = f"tl.where({self.masks[axis]}, {text}, {factor.zero})"
-        scope.line(f"{tile} = {text}")
+        scope.line(f"{tile} = {text}{'.to(tl.float16)' if factor.half else ''}")
         self.symbols, self.masks, self.ends, self.zero_fills = symbols, masks, ends, False
         self.axes, scope.values = own, values
         return tile
