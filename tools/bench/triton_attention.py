@@ -148,7 +148,7 @@ class Case:
     def _library_backward(self, given: Tensors) -> Callable[[], Any]:
         gradient, query, key, value = given[:4]
         if self.added:
-            bias = given[7]
+            bias = given[7].expand(query.shape[0], -1, -1, -1)
             saved = aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)
             return lambda: aten._scaled_dot_product_efficient_attention_backward(
                 gradient, query, key, value, bias, *saved, 0.0, [True, True, True, False], self.causal
@@ -189,7 +189,7 @@ _FORWARDS = {
         AttentionTile(128, 64, 4, 3),
         AttentionTile(128, 64, 8, 3),
         AttentionTile(128, 128, 8, 2),
-        AttentionTile(64, 64, 4, 3),
+        AttentionTile(64, 128, 4, 2),
         AttentionTile(128, 32, 4, 4),
     ),
     128: (

@@ -9,7 +9,7 @@ Note [Blocks of an attention]
 Note [Keys in parts]
     A language model that writes one token after the other has few queries and many keys: a block of queries for each
     head of keys leaves most of a device idle. So keys are cut in parts, as many as make two program instances for each
-    multiprocessor of a large device, but not shorter than 32: each writes its own largest score, sum of weights and sum
+    multiprocessor of a large device, of 64 or 128 keys (others are slower, ``tools.bench.triton_attention``): each writes its own largest score, sum of weights and sum
     of weighted values, and a second kernel adds these. Queries of heads that share keys are rows of one block, so keys
     are read once. A part whose keys a mask hides from all queries (-inf) is not read at all: how much of a cache is
     used shows only at run time.
@@ -48,9 +48,9 @@ WIDEST_FLOATS = 128  # numbers of a head of float32: accumulators of more would 
 FEWEST_KEYS = 16
 FEW = 32  # rows of a block that several heads share, at most, and of queries whose keys are cut in parts
 FEW_QUERIES = 16  # of a head, whose keys are cut in parts in the place of ATen's call
-_SHORTEST = 32  # keys of a part
-_LONGEST = 512
-_INSTANCES = 264  # two on each multiprocessor of a large device
+_SHORTEST = 64  # keys of a part
+_LONGEST = 128
+_INSTANCES = 256  # about two on each multiprocessor of a large device
 _TYPES = ("float32", "bfloat16", "float16")
 
 
@@ -185,9 +185,7 @@ def _whole(site: AttentionSite) -> AttentionTile:
         if site.head <= 64:
             return AttentionTile(64, 32, 8, 2)
         return AttentionTile(32, 16, 8, 2) if site.head <= 128 else AttentionTile(32, 16, 8, 1)
-    if site.head <= 64:
-        return AttentionTile(128, 64, 4, 3)
-    return AttentionTile(128, 64, 8, 3) if site.head <= 128 else AttentionTile(64, 32, 4, 2)
+    return AttentionTile(64, 64, 4, 3) if site.head <= 128 else AttentionTile(64, 32, 4, 2)
 
 
 def gradient_tiles(site: AttentionSite) -> tuple[AttentionTile, AttentionTile]:
@@ -203,7 +201,7 @@ def _whole_gradients(site: AttentionSite) -> tuple[AttentionTile, AttentionTile]
             return AttentionTile(32, 32, 8, 2), AttentionTile(32, 32, 8, 2)
         return AttentionTile(16, 32, 8, 1), AttentionTile(16, 32, 8, 1)
     if site.head <= 64:
-        return AttentionTile(128, 64, 8, 2), AttentionTile(64, 128, 8, 2)
+        return AttentionTile(64, 64, 4, 3), AttentionTile(64, 64, 4, 3)
     if site.head <= 128:
-        return AttentionTile(64, 64, 4, 2), AttentionTile(64, 64, 8, 2)
+        return AttentionTile(64, 32, 4, 2), AttentionTile(32, 64, 4, 3)
     return AttentionTile(32, 32, 8, 1), AttentionTile(32, 32, 8, 1)
