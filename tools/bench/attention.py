@@ -6,6 +6,7 @@ that are shared, bools, dropout, written out, with a bias that is trained; eager
 python -m tools.bench.attention                     BERT, GPT-2, Llama and ViT shapes, float32 and bfloat16
 python -m tools.bench.attention --threads 2         wall time of two threads (else processor time of one)
 python -m tools.bench.attention --dtype bfloat16    one type only
+python -m tools.bench.attention --sizes 8x8x49x64   fused calls of these sizes: batch, heads, length, head
 
 Queries, keys and values are views of one projection, as models make them. Turns follow each other at once, and the
 median of the ratios within a round is reported. An error is the norm of the difference relative to that of the result
@@ -23,6 +24,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
+from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu.ways import ways_of
 from tools.bench.__main__ import machine
 from tools.bench.attention_forms import FORMS, measure_form
 from tools.bench.turns import begin, compared, geometric_mean
@@ -140,20 +143,28 @@ def _error(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> fl
     return max(float((got.double() - true).norm() / true.norm()) for got, true in zip(results, exact, strict=False))
 
 
+def _sizes(text: str) -> tuple[int, int, int, int]:
+    batch, heads, length, width = (int(part) for part in text.split("x"))
+    return batch, heads, length, width
+
+
 def main() -> int:
     """Returns 1 if an error is larger than it may be."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.attention", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), nargs="*", default=("float32", "bfloat16"))
+    parser.add_argument("--sizes", nargs="+", type=_sizes)
     chosen = parser.parse_args()
     clock = begin(chosen.threads)
-    print(f"{machine()}; threads: {chosen.threads}\n")
+    shapes, forms = (SHAPES, FORMS) if chosen.sizes is None else ([Shape("", sizes) for sizes in chosen.sizes], ())
+    ways = sorted(way for way in ways_of(host_machine()) if way.startswith("attention"))
+    print(f"{machine()}; threads: {chosen.threads}; kernels of ours: {', '.join(ways) or 'none'}\n")
     print("| attention | batch, heads, length, head | type | way | ATen ms | ours ms | x ATen | ATen off | ours off |")
     print("|---|---|---|---|---:|---:|---:|---:|---:|")
     found: list[Row] = []
     for name in chosen.dtype:
-        for shape in SHAPES:
+        for shape in shapes:
             for row in measure(shape, getattr(torch, name), chosen.rounds, clock):
                 found.append(row)
                 what = f"{shape.name}{f' ({shape.mask} mask)' if shape.mask else ''} | {shape.sizes} | {name}"
@@ -164,7 +175,7 @@ def main() -> int:
     wrong = any(row.errors[1] > 1.3 * row.errors[0] for row in found)
     steps: dict[str, list[float]] = {}
     for name in chosen.dtype:
-        for form in FORMS:
+        for form in forms:
             timed = measure_form(form, getattr(torch, name), chosen.rounds, clock)
             steps.setdefault(name, []).append(timed.ratio)
             wrong = wrong or timed.errors[1] > 3 * (timed.errors[0] + 2e-6)
@@ -178,7 +189,8 @@ def main() -> int:
         for direction in ("forward", "backward"):
             ratios = [r.ratio for r in found if r.direction == direction and r.dtype is getattr(torch, name)]
             print(f"{name} {direction}: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
-        print(f"{name} step: geometric mean {geometric_mean(steps[name]):.2f}, least {min(steps[name]):.2f}")
+        if name in steps:
+            print(f"{name} step: geometric mean {geometric_mean(steps[name]):.2f}, least {min(steps[name]):.2f}")
     return int(wrong)
 
 

@@ -280,7 +280,7 @@ def test_attention_takes_the_kernel_that_eager_takes(row: tuple[Function, tuple[
     fused = "aten._scaled_dot_product_flash_attention_for_cpu.default"
     with Called() as eager:
         fn(*args)
-    reports = check(fn, *args, rng="eager")
+    reports = check(fn, *args, rng="eager", contractions="aten")
     called = [call.target for report in reports for call in report.externs]
     assert (fused in called) == (fused in eager.names), called
 

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
-from aotkit_inductor_lower.ir import BufferKind, BufferRef, ExternCall, Program
+from aotkit_inductor_lower.ir import Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.print import print_program
@@ -25,11 +25,14 @@ from aotkit_inductor_lower.kernel_ir.attention_site import AttentionSite, attent
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
 from aotkit_inductor_lower.lowering.attention import BACKWARD, FORWARD, attention_of
 from aotkit_inductor_lower.lowering.graph import lower_graph
+from aotkit_inductor_lower.target import Choice
+from aotkit_inductor_lower.targets.cpu.choose_attention import choose_attention, computes_attention
+from aotkit_inductor_lower.targets.cpu.machine import generic_machine
 
 _spec = importlib.util.spec_from_file_location("tile_kernels", Path(__file__).with_name("tile_kernels.py"))
 tile_kernels = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tile_kernels)
-generated, needs_tiles, watched = tile_kernels.generated, tile_kernels.needs_tiles, tile_kernels.watched
+generated, needs_blocks, watched = tile_kernels.generated, tile_kernels.needs_blocks, tile_kernels.watched
 aten = torch.ops.aten
 INFINITY, NAN = float("inf"), float("nan")
 TYPES = [torch.float32, torch.bfloat16]
@@ -105,15 +108,15 @@ def off(got: Sequence[torch.Tensor], true: Sequence[torch.Tensor]) -> list[float
     return [((x.double() - y).norm() / y.norm().clamp(min=1e-300)).item() for x, y in zip(got, true, strict=True)]
 
 
-def check(case: Case, dtype: torch.dtype, more: float = 1e-7) -> None:
+def check(case: Case, dtype: torch.dtype, more: float = 1e-7, **options: Any) -> None:
     """Forward and backward as exact as ATen's, each with the result of its own forward."""
     args = case.operands(dtype)
-    want, got = forward(case)(*args), watched(generated(forward(case), args), args)
+    want, got = forward(case)(*args), watched(generated(forward(case), args, **options), args)
     gradient = torch.randn(want[0].shape, dtype=dtype)
     truth = exact(case, args, gradient)
     as_exact(got, want, truth[0], more)
     own, eager = ([gradient, *args[:3], *results, *args[3:]] for results in (got, want))
-    as_exact(watched(generated(backward(case), own), own), backward(case)(*eager), truth[1], more)
+    as_exact(watched(generated(backward(case), own, **options), own), backward(case)(*eager), truth[1], more)
 
 
 def as_exact(
@@ -142,14 +145,14 @@ CASES = [
 
 
 @pytest.mark.sample(ways=1)
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_as_exact_as_atens(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype)
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("seed", range(4))
 def test_any_sizes(seed: int) -> None:
     """Of few numbers rounding errors are a matter of luck, so these may be somewhat larger."""
@@ -158,7 +161,15 @@ def test_any_sizes(seed: int) -> None:
     check(Case(sizes, bool(seed % 2), "ij" if seed > 1 else ""), TYPES[made.randint(0, 1)], 1e-6)
 
 
-@needs_tiles
+@pytest.mark.parametrize("processor", tile_kernels.LEVELS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_on_vectors_without_tile_registers(dtype: torch.dtype, processor: str) -> None:
+    """Also where this processor has some, and of another length than its own."""
+    for case in (CASES[1], CASES[2], CASES[5], Case((1, 2, 200, 650, 100), causal=True)):
+        check(case, dtype, processor=processor)
+
+
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_lengths_known_at_run_time(dtype: torch.dtype) -> None:
     case = Case((2, 2, 70, 70, 32), causal=True)
@@ -189,7 +200,7 @@ def test_lengths_known_at_run_time(dtype: torch.dtype) -> None:
         as_exact(gradients(list(saved)), back(*eager), truth[1])
 
 
-@needs_tiles
+@tile_kernels.needs_tiles
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_precision_of_float32(precision: str) -> None:
     case = Case((1, 2, 100, 100, 64))
@@ -208,7 +219,7 @@ def test_precision_of_float32(precision: str) -> None:
         assert least <= off(compiled(list(given_)), true)[0] <= most
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_query_that_sees_nothing_has_no_result_and_no_gradient(dtype: torch.dtype) -> None:
     case = Case((1, 2, 40, 50, 32), mask="ij")
@@ -225,7 +236,7 @@ def test_a_query_that_sees_nothing_has_no_result_and_no_gradient(dtype: torch.dt
         torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2 if dtype is torch.bfloat16 else 2e-6)
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("value", [NAN, INFINITY, -INFINITY, 1e38, 3e20], ids=str)
 def test_special_numbers_of_float32_become_what_they_are_in_float64(value: float) -> None:
     """And those of the other head are none of their business. (ATen's kernel loses some nan, depending on sizes.)"""
@@ -250,7 +261,7 @@ def test_special_numbers_of_float32_become_what_they_are_in_float64(value: float
                 torch.testing.assert_close(x[some], y[some].float(), rtol=1e-4, atol=1e-5)
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("value", [NAN, INFINITY, -INFINITY], ids=str)
 def test_special_numbers_of_bfloat16_become_what_they_are_in_float32(value: float) -> None:
     case = Case((1, 2, 40, 50, 32), layout="contiguous")
@@ -264,7 +275,7 @@ def test_special_numbers_of_bfloat16_become_what_they_are_in_float32(value: floa
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_large_scores_are_not_rounded_apart(dtype: torch.dtype) -> None:
     """The largest score of a row has the weight 1, whatever its size: 2**50 and more."""
@@ -280,7 +291,7 @@ def test_large_scores_are_not_rounded_apart(dtype: torch.dtype) -> None:
     assert off([value], truth[1][2:])[0] <= most
 
 
-@needs_tiles
+@needs_blocks
 def test_small_gradients_are_not_lost() -> None:
     case = Case((1, 2, 40, 50, 32))
     args = case.operands(torch.float32)
@@ -396,7 +407,7 @@ def test_what_has_no_form_is_atens() -> None:
     assert calls(*both(Case((1, 2, 64, 64, 32), scale=-1.0), torch.float32)[1]) == [BACKWARD]
 
 
-@needs_tiles
+@tile_kernels.needs_tiles
 def test_the_choice_is_in_the_report_and_the_code_asks_for_tiles() -> None:
     (program, args), _ = both(Case((1, 2, 64, 64, 32)), torch.float32)
     compiled = compile_graph(make_fx(program, tracing_mode="fake")(*args))
@@ -405,6 +416,43 @@ def test_the_choice_is_in_the_report_and_the_code_asks_for_tiles() -> None:
     for sizes in ((1, 2, 8, 64, 32), (1, 2, 33, 33, 32)):  # mostly padding
         assert calls(*both(Case(sizes), torch.float32)[0]) == [FORWARD]
     assert calls(*both(Case((1, 2, 33, 33, 32)), torch.bfloat16)[0]) == []
+
+
+def test_on_vectors_it_is_chosen_where_that_was_measured_to_take_less_time() -> None:
+    """On AMD's processors with 512-bit vectors, and not for a few queries or keys, or where ATen's was not measured."""
+    nest, buffers = nest_of_forward(Case((1, 2, 64, 64, 32)))
+    machine, options = generic_machine(512), LowerOptions()
+    chosen = choose_attention(nest, buffers, options, machine, "znver4")
+    assert chosen.form == "fma-attention" and "znver4" in chosen.reason
+    for other, processor in ((machine, "skylake-avx512"), (generic_machine(256), "znver4")):
+        assert choose_attention(nest, buffers, options, other, processor).form == "aten"
+        asked = choose_attention(nest, buffers, LowerOptions(contractions="generated"), other, processor)
+        assert asked.form == "fma-attention"
+    few = nest_of_forward(Case((1, 2, 7, 64, 32)))
+    assert choose_attention(*few, options, machine, "znver4") == Choice("aten", "the heads are small")
+    for lengths, head, dtype in (((7, 64), 32, "float32"), ((64, 7), 32, "float32"), ((64, 64), 3, "float32")):
+        assert not computes_attention(lengths, head, dtype, options, machine, "znver4")
+    assert computes_attention((8, 8), 4, "float32", options, machine, "znver4")
+    assert not computes_attention((64, 64), 64, "float64", options, machine, "znver4")
+    pairs = replace(machine, features=f"{machine.features},+avx512bf16")  # of which ATen's products are made, too
+    assert computes_attention((8, 8), 4, "bfloat16", options, pairs, "znver4")
+    assert not computes_attention((8, 8), 4, "bfloat16", options, machine, "znver4")
+    assert not computes_attention((64, 64), 64, "float32", LowerOptions(), generic_machine(128), "znver4")
+
+
+def test_on_vectors_bfloat16_is_chosen_where_aten_has_no_more_than_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, taken in (("AVX2", True), ("AVX512", False)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+        for dtype, ours in (("bfloat16", taken), ("float32", False)):
+            machine = generic_machine(256)
+            assert computes_attention((64, 64), 64, dtype, LowerOptions(), machine, "haswell") == ours
+
+
+def nest_of_forward(case: Case) -> tuple[LoopNest, dict[str, Buffer]]:
+    program = program_of(forward(case), case.operands(torch.float32))
+    (nest,) = program.steps
+    assert isinstance(nest, LoopNest)
+    return nest, dict(buffers_of(program))
 
 
 def test_scratch_of_a_nest_is_its_own() -> None:

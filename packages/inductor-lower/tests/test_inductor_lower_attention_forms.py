@@ -26,7 +26,7 @@ from aotkit_inductor_lower.lowering.graph import lower_graph
 _spec = importlib.util.spec_from_file_location("tile_kernels", Path(__file__).with_name("tile_kernels.py"))
 tile_kernels = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tile_kernels)
-generated, needs_tiles, watched = tile_kernels.generated, tile_kernels.needs_tiles, tile_kernels.watched
+generated, needs_blocks, watched = tile_kernels.generated, tile_kernels.needs_blocks, tile_kernels.watched
 ops = torch.ops.aotkit_lower
 INFINITY = float("inf")
 TYPES = [torch.float32, torch.bfloat16]
@@ -127,21 +127,21 @@ def written_out(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor
     return [out.detach(), *grads][: 5 if case.scores else 4]
 
 
-def computed(case: Case, args: list[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
-    ahead = watched(generated(forward(case), args), args)
+def computed(case: Case, args: list[torch.Tensor], gradient: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    ahead = watched(generated(forward(case), args, **options), args)
     whole = [gradient, *args[:3], *ahead, *args[3:]]
-    return [ahead[0], *watched(generated(backward(case), whole), whole)]
+    return [ahead[0], *watched(generated(backward(case), whole, **options), whole)]
 
 
 def off(got: torch.Tensor, true: torch.Tensor) -> float:
     return ((got.double() - true).norm() / true.norm().clamp(min=1e-300)).item()
 
 
-def check(case: Case, dtype: torch.dtype) -> None:
+def check(case: Case, dtype: torch.dtype, **options: Any) -> None:
     torch.manual_seed(1)
     args = case.operands(dtype)
     gradient = case.lines(case.sizes[1], case.sizes[3], dtype)
-    got = computed(case, args, gradient)
+    got = computed(case, args, gradient, **options)
     eager, true = (written_out(case, args, gradient, kind) for kind in (dtype, torch.float64))
     assert [t.dtype for t in got] == [dtype] * 4 + [torch.float32] * case.scores
     for own, want, right in zip(got, eager, true, strict=True):
@@ -170,14 +170,22 @@ CASES = [
 
 
 @pytest.mark.sample(ways=1)
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_as_exact_as_eager(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype)
 
 
-@needs_tiles
+@pytest.mark.parametrize("processor", tile_kernels.LEVELS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_on_vectors_without_tile_registers(dtype: torch.dtype, processor: str) -> None:
+    """Also where this processor has some, and of another length than its own."""
+    for case in (CASES[3], CASES[8], CASES[11], CASES[12], CASES[14]):
+        check(case, dtype, processor=processor)
+
+
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("zero", [True, False], ids=["zero", "nan"])
 def test_a_query_that_sees_nothing(zero: bool, dtype: torch.dtype) -> None:
@@ -194,7 +202,7 @@ def test_a_query_that_sees_nothing(zero: bool, dtype: torch.dtype) -> None:
         )
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_hidden_by_the_smallest_number_is_not_hidden_from_who_sees_nothing_else(dtype: torch.dtype) -> None:
     """All weights of such a query are equal: their sum is not lost beside the large score, and keys that are no more
@@ -209,7 +217,7 @@ def test_hidden_by_the_smallest_number_is_not_hidden_from_who_sees_nothing_else(
         assert own.isfinite().all() and off(own, right) <= 3 * (off(want, right) + 2e-6)
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_scores_far_below_zero(dtype: torch.dtype) -> None:
     """Keys that fill up a tile have a score of 0, and no weight."""
@@ -223,7 +231,7 @@ def test_scores_far_below_zero(dtype: torch.dtype) -> None:
         assert own.isfinite().all() and off(own, right) <= 3 * (off(want, right) + 2e-6)
 
 
-@needs_tiles
+@needs_blocks
 def test_scores_far_below_zero_in_atens_call() -> None:
     """They were infinite weights of those keys, and nan in the gradients."""
     case = Case((1, 1, 1, 40, 41, 32), layout="contiguous")
@@ -242,7 +250,7 @@ def test_scores_far_below_zero_in_atens_call() -> None:
     assert off(got[2], want[2].double()) <= 1e-4  # the others cancel
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("value", [math.nan, INFINITY, -INFINITY, 1e38, 1e-41], ids=str)
 def test_special_numbers(value: float) -> None:
     """Become what they are in float64, with gradients of scores written over nothing that is still read. (Gradients
@@ -266,7 +274,7 @@ def test_special_numbers(value: float) -> None:
             assert off(own[some], right[some]) <= 3 * (off(want[some], right[some]) + 2e-6)
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("value", [math.nan, INFINITY, -INFINITY], ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_special_numbers_in_the_mask(value: float, dtype: torch.dtype) -> None:
@@ -279,7 +287,7 @@ def test_special_numbers_in_the_mask(value: float, dtype: torch.dtype) -> None:
         assert torch.equal(own.isfinite(), right.isfinite())
 
 
-@needs_tiles
+@needs_blocks
 @pytest.mark.parametrize("layout", ["projection", "contiguous"])
 def test_gradients_of_shared_heads_do_not_depend_on_how_they_lie(layout: str) -> None:
     """Queries of heads that share keys may lie so that two loops become one."""

@@ -14,7 +14,7 @@ from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, de
 from aotkit_inductor_lower.driver import lower_graph
 from aotkit_inductor_lower.targets.cpu import Machine, processor_machine
 from aotkit_inductor_lower.targets.cpu import generate as generator
-from aotkit_inductor_lower.targets.cpu.ways import ways_of
+from aotkit_inductor_lower.targets.cpu.ways import WAYS, ways_of
 
 Drawn = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
 Draw = Callable[[random.Random], Drawn]
@@ -92,7 +92,7 @@ DRAWN: dict[str, list[Draw]] = {
     "few rows along columns": [drawn_few_rows(torch.float32, "columns")],
     "few rows along sums": [drawn_few_rows(torch.float32, "sums")],
 }
-OTHERS = {"attention", "attention backward", "loops"}
+OTHERS = {way for way in WAYS if way.startswith("attention")} | {"loops"}
 HOST = processor_machine("host")
 
 

@@ -1,4 +1,4 @@
-"""What tests of kernels in tile registers share."""
+"""What tests of kernels in tile registers, and of attention in any blocks, share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, bind_program, compile_graph
 from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu.machine import processor_machine
 
 needs_tiles = pytest.mark.skipif(
     not host_machine().has("amx-bf16"),
     reason="kernels in tile registers run where the processor and the system have AMX",
+)
+
+#: Levels of x86-64 whose vectors are multiplied and added at once, as far as this processor has them.
+_BITS = host_machine().vector_bits if host_machine().triple.startswith("x86_64") else 0
+LEVELS = [name for name, bits in (("x86-64-v3", 256), ("x86-64-v4", 512)) if bits <= _BITS]
+
+#: Attention is computed in blocks: in tile registers, or else on vectors.
+needs_blocks = pytest.mark.skipif(
+    not host_machine().has("fma"), reason="attention is ATen's where vectors are not multiplied and added at once"
 )
 
 
@@ -23,7 +33,9 @@ def generated(program: Callable[..., Any], args: list[torch.Tensor], **options: 
     graph = make_fx(program, tracing_mode=options.pop("tracing_mode", "fake"))(*args)
     compiled = compile_graph(graph, options=LowerOptions(contractions="generated", **options))
     assert isinstance(compiled, CompiledGraph) and not compiled.report().externs, compiled.report()
-    assert compiled.report().kernel_count == 1 and compiled.compiled.binary.facts.get("tiles")
+    assert compiled.report().kernel_count == 1
+    machine = processor_machine(options.get("processor", "host"))
+    assert bool(compiled.compiled.binary.facts.get("tiles")) == machine.has("amx-bf16")
     return compiled
 
 

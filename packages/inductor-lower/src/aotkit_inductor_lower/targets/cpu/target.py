@@ -53,18 +53,18 @@ class CpuTarget:
         return choose_convolution(parts, call, buffers, options, self.machine, self.processor)
 
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
-        """``"amx-attention"``, where there are tile registers, and they take less time."""
+        """``"amx-attention"`` or ``"fma-attention"``, tile registers or vectors, where they take less time."""
         from .choose_attention import choose_attention
 
-        return choose_attention(nest, buffers, options, self.machine)
+        return choose_attention(nest, buffers, options, self.machine, self.processor)
 
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
-        """Where there are tile registers, and they take less time."""
-        from .choose_attention import attention_is_tiles
+        """Where tile registers or vectors take less time than ATen's kernels."""
+        from .choose_attention import computes_attention
 
-        return attention_is_tiles(lengths, head, dtype, options, self.machine)
+        return computes_attention(lengths, head, dtype, options, self.machine, self.processor)
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether its kernel is one for :class:`~.render.product.ProductEmitter`."""

@@ -15,7 +15,7 @@ from ...kernel_ir.attention_site import AttentionSite
 from ...kernel_ir.launches import KernelText
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite
 from ...kernel_ir.nodes import Kernel
-from .choose_attention import attention_form, multiplies_attention
+from .choose_attention import attends_in_vectors, attention_form, multiplies_attention
 from .machine import Machine
 from .products import (
     GroupedProduct,
@@ -30,6 +30,8 @@ from .products import multiplies_pairs as multiplies_bfloat16
 from .render.amx_product import TiledProductEmitter
 from .render.attention_backward import AttentionBackward
 from .render.attention_forward import AttentionForward
+from .render.attention_vectors_backward import VectorAttentionBackward
+from .render.attention_vectors_forward import VectorAttentionForward
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.few_rows_in_digits import FewRowsInDigits, multiplies_digits, suits_digits
@@ -51,9 +53,17 @@ Way = Callable[[Kernel, Form, Machine, dict[str, str]], Write | None]
 
 
 def _attention(backward: bool, kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
-    if not isinstance(form, AttentionSite) or form.backward != backward:
+    if not isinstance(form, AttentionSite) or form.backward != backward or not multiplies_attention(target):
         return None
     return (AttentionBackward if backward else AttentionForward)(kernel, form, target, known).emit
+
+
+def _attention_on_vectors(
+    backward: bool, kernel: Kernel, form: Form, target: Machine, known: dict[str, str]
+) -> Write | None:
+    if not isinstance(form, AttentionSite) or form.backward != backward or not attends_in_vectors(target):
+        return None
+    return (VectorAttentionBackward if backward else VectorAttentionForward)(kernel, form, target, known).emit
 
 
 def _tiles(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
@@ -127,6 +137,8 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
     {
         "attention": (multiplies_attention, functools.partial(_attention, False)),
         "attention backward": (multiplies_attention, functools.partial(_attention, True)),
+        "attention on vectors": (attends_in_vectors, functools.partial(_attention_on_vectors, False)),
+        "attention backward on vectors": (attends_in_vectors, functools.partial(_attention_on_vectors, True)),
         "product in tile registers": (has_tiles, _tiles),
         "product in pairs": (multiplies_bfloat16, _in_groups),
         "product": (_multiplies_and_adds, _product),

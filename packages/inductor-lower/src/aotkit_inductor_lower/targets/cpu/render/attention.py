@@ -32,10 +32,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ....ir import DType
-from ....kernel_ir.attention_site import AttentionSite, Lines
+from ....kernel_ir.attention_site import AttentionSite
 from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import Kernel
-from ....symbolic import Expr, Symbol
+from ....symbolic import Symbol
 from ..machine import Machine
 from ..map_loops import map_rows
 from ..tile_forms import DEPTH, FORMS, PANEL
@@ -44,33 +44,26 @@ from .amx_pack import STATS_BYTES, Packing
 from .amx_pack_plain import pack_function
 from .amx_tiles import configure, micro_function, release
 from .attention_tiles import AttentionTiles, Bias, Dropped
+from .attention_writer import ALIGNED, AttentionWriter
 from .emitter import Ssa, imm
 from .kernel import KernelEmitter
-from .types import memory_type
 
 __all__ = ["ALIGNED", "ROWS_BYTES", "AttentionEmitter"]
 
 ROWS_BYTES = 2 * 4 * PANEL  # of what is kept of 32 queries: two numbers each
-ALIGNED = 64
 _LEAST, _MOST = 127 - 80, 127 + 50  # exponents of the largest number of an operand
 
 
-class AttentionEmitter(KernelEmitter):
-    """Writes a kernel that :func:`~....kernel_ir.attention_site.attention_site` knows."""
+class AttentionEmitter(AttentionWriter):
+    """Writes attention in tile registers."""
 
     def __init__(self, kernel: Kernel, site: AttentionSite, target: Machine, declarations: dict[str, str]) -> None:
-        super().__init__(kernel, target, declarations)
-        self.site, self.target = site, target
+        super().__init__(kernel, site, target, declarations)
         self.form = FORMS["bf16" if site.dtype is DType.BF16 else site.precision]
         self.tiles = AttentionTiles(self.em, self.form, site.dtype, site.head)
         self.depth = -(-site.head // DEPTH)  # steps, and panels of a head
         self.step_bytes = self.form.step_bytes
         self.checked = site.dtype is DType.F32 and self.form.pieces > 1
-        self.queries, self.keys = site.counts
-        self.scale = site.scale if site.mask is None else 1.0  # of scores, where that is not done with the mask
-        self.places: dict[str, Ssa] = {}
-        self.shared = imm(0)  # which of the heads that share keys, in the backward
-        self.skips = site.causal and len(site.outputs) < 4  # blocks that no query sees, unless their gradients are kept
 
     def emit(self) -> KernelText:
         """The kernel's text. Units may run at once: what is added up is memory of theirs."""
@@ -81,35 +74,12 @@ class AttentionEmitter(KernelEmitter):
         """The tile registers as they were."""
         release(self.em)
 
-    def limit(self, count: Expr, most: int) -> int:
-        """``most``, or less where there are certainly fewer, in whole panels."""
-        known = count.constant
-        return most if known is None else min(most, -(-known // PANEL) * PANEL)
-
     def reserve(self, sizes: dict[str, int]) -> None:
-        """Memory of known sizes, each from where a cache line begins on."""
-        sizes = {name: -(-size // ALIGNED) * ALIGNED for name, size in sizes.items()}
-        memory = self.large_memory(sum(sizes.values()))
-        at = 0
-        for name, size in sizes.items():
-            self.places[name] = self.em.element("i8", memory, imm(at))
-            at += size
+        """As for any attention, and the tile registers for it."""
+        super().reserve(sizes)
         configure(self.em)
 
-    def at(self, name: str, offset: Ssa) -> Ssa:
-        """So many bytes into a part of the memory."""
-        return self.em.element("i8", self.places[name], offset)
-
     # -- packing and products ------------------------------------------------------------------------------
-
-    def start(self, lines: Lines, first: Ssa, key: Ssa | None = None) -> tuple[Ssa, Ssa]:
-        """Where lines begin in memory, from a given one (and a key) on, and the step to the next."""
-        em, step = self.em, self.ctx.scalar(lines.step)
-        offset = em.add(self.ctx.scalar(lines.start), em.mul(first, step))
-        offset = em.add(offset, em.mul(self.shared, self.ctx.scalar(lines.head)))
-        if key is not None:
-            offset = em.add(offset, key)
-        return em.element(memory_type(lines.dtype), self.ctx.pointers[lines.buffer], offset), step
 
     def pack(self, which: int, first: Ssa, count: Ssa, to: str, panel: int, *, right: bool, along: bool) -> None:
         """Pack lines of an input: the head is summed over (``along``), or the lines are. ``panel``: its bytes."""
@@ -131,10 +101,6 @@ class AttentionEmitter(KernelEmitter):
     def panels(self, count: Ssa) -> Ssa:
         """In how many panels so many lines are."""
         return self.em.unsigned("udiv", self.em.add(count, imm(PANEL - 1)), imm(PANEL))
-
-    def bit(self, text: str, *operands: Ssa) -> Ssa:
-        """A comparison."""
-        return self.em.pure("i1", f"icmp {text}", *operands)
 
     def below(self, end: Ssa, key: Ssa, query: Ssa) -> Ssa:
         """How many of the panels of keys from ``key`` on, which has ``end``, 32 queries see; may be negative."""

@@ -32,8 +32,8 @@ class AttentionBackward(AttentionEmitter):
         em, step, pieces = self.em, self.step_bytes, self.form.pieces
         self.divided = len(self.site.saved) == 2
         self.kept_bytes = ROWS_BYTES // 2 * (3 if self.divided else 2)
-        self.block = self.limit(self.keys, KEYS // (1 if pieces == 1 else 2))
-        self.rows = self.limit(self.queries, QUERIES)
+        self.block = self.limit(self.keys, KEYS // (1 if pieces == 1 else 2), PANEL)
+        self.rows = self.limit(self.queries, QUERIES, PANEL)
         keys, rows = self.block // PANEL, self.rows // PANEL
         self.line_bytes, self.key_bytes, self.row_bytes = self.depth * step, keys * step, rows * step
         sizes = dict.fromkeys(("keys", "values"), keys * self.line_bytes) | {"turned keys": self.depth * self.key_bytes}

@@ -32,8 +32,8 @@ class AttentionForward(AttentionEmitter):
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Packed operands, scores and weights of 32 queries, and sums."""
-        step, self.block = self.step_bytes, self.limit(self.keys, KEYS)
-        keys, queries = self.block // PANEL, self.limit(self.queries, CHUNK) // PANEL
+        step, self.block = self.step_bytes, self.limit(self.keys, KEYS, PANEL)
+        keys, queries = self.block // PANEL, self.limit(self.queries, CHUNK, PANEL) // PANEL
         self.query_bytes, self.value_bytes = self.depth * step, keys * step
         sizes = {"keys": keys * self.query_bytes, "values": self.depth * self.value_bytes}
         sizes |= {"scores": keys * BLOCK_BYTES, "weights": self.value_bytes, "divisors": 2 * 4 * PANEL}

@@ -49,6 +49,7 @@ from .attention_vectors import (
     words,
 )
 from .emitter import Carried, Emitter, Ssa, imm
+from .lanes import POLYNOMIALS
 from .transpose import transpose
 
 __all__ = ["BLOCK_BYTES", "LOG2E", "AttentionTiles", "Bias", "Changes", "Dropped"]
@@ -56,22 +57,6 @@ __all__ = ["BLOCK_BYTES", "LOG2E", "AttentionTiles", "Bias", "Changes", "Dropped
 BLOCK_BYTES = 4 * TILE_BYTES
 LOG2E = math.log2(math.e)
 
-#: Coefficients of ``2**r`` for ``-0.5 <= r <= 0.5``, from the constant on (relative error 3e-6, 8e-8 and 2e-9).
-_POLYNOMIALS = {
-    1: (0.999999261442165, 0.6931218147436676, 0.24024744839646142, 0.05591786028196552, 0.009570101434038926),
-    2: (
-        1.0,
-        0.6931469670638644,
-        0.24022119723933916,
-        0.055507132749604664,
-        0.009675541330686679,
-        0.0013276471519845145,
-    ),
-    3: (
-        *(1.0, 0.6931472057372567, 0.2402264689061239, 0.055503287769803046),
-        *(0.009618488959438844, 0.0013399931214362543, 0.0001534581137940519),
-    ),
-}
 _LEAST = -126.0  # of powers: where numbers are subnormal, each would take as long as a hundred others
 
 
@@ -271,7 +256,7 @@ class AttentionTiles:
         em.declare("llvm.roundeven.v16f32", FLOATS, [FLOATS])
         whole = em.here(FLOATS, f"call {FLOATS} @llvm.roundeven.v16f32({power.typed})")
         rest = em.here(FLOATS, f"fsub {power.typed}, {whole.text}")
-        *others, last = _POLYNOMIALS[self.form.pieces]
+        *others, last = POLYNOMIALS[self.form.pieces]
         value = splat_of(last)
         for coefficient in reversed(others):
             value = fma(em, value, rest, splat_of(coefficient))
