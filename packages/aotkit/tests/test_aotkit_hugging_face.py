@@ -12,6 +12,7 @@ import torch
 
 import aotkit
 from aotkit.hugging_face import accept_in_accelerate, generation_settings
+from aotkit_inductor_lower.targets.cpu import host_machine
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
@@ -98,3 +99,40 @@ def test_an_output_of_a_model_comes_back_from_a_package_as_its_class(tmp_path: P
     for result in (found, aotkit.load(path)(x)):
         torch.testing.assert_close(result.last_hidden_state, x + 1)
         torch.testing.assert_close(result["last_hidden_state"], x + 1)
+
+
+@pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+@pytest.mark.parametrize("way", ["grouped_mm", "batched_mm"])
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 1), (torch.float32, 5), (torch.bfloat16, 3)], ids=str)
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_a_step_of_a_mixture_of_experts_reads_chosen_experts_where_they_lie(
+    way: str, dtype: torch.dtype, tokens: int
+) -> None:
+    """transformers' two ways to compute experts in a graph: gathered weights, and groups of sorted rows."""
+    from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+
+    torch.manual_seed(0)
+    config = transformers.Qwen2MoeConfig(
+        hidden_size=64,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=32,
+        num_experts=6,
+        num_experts_per_tok=2,
+    )
+    config._experts_implementation = way
+    block = Qwen2MoeSparseMoeBlock(config).eval()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    block, x = block.to(dtype), torch.randn(tokens, 1, 64).to(dtype)
+    with torch.no_grad():
+        expected = block(x)
+        compiled = torch.compile(block, backend="aotkit", fullgraph=True, options={"contractions": "generated"})
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        torch.testing.assert_close(compiled(x), expected, rtol=tolerance, atol=tolerance)
+        torch._dynamo.reset()
+        options = aotkit.Options(contractions="generated", cache=False)
+        report = str(aotkit.explain(block, x, options=options)).splitlines()
+    calls = [line for line in report if line.strip().startswith("ATen ")]
+    assert not any("grouped" in line or "bmm" in line for line in calls)
+    ours = [line for line in report if "our own" in line and ("grouped" in line or "bmm" in line)]
+    assert len(ours) == 2

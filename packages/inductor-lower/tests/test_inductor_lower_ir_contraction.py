@@ -13,13 +13,14 @@ from aotkit_inductor_lower import LowerOptions, interpret_program
 from aotkit_inductor_lower.analysis.dependencies import Dependencies
 from aotkit_inductor_lower.driver import LOOP_LEVEL, LOOP_PASSES, schedule_program
 from aotkit_inductor_lower.errors import CodegenError, IRError, IRSyntaxError
-from aotkit_inductor_lower.ir import BufferKind, Compute, Contraction, Program
+from aotkit_inductor_lower.ir import BufferKind, CheckedIndex, Compute, Contraction, Program
 from aotkit_inductor_lower.ir.interpret import _LARGEST_GRID
 from aotkit_inductor_lower.ir.parse import parse_nest, parse_program
 from aotkit_inductor_lower.ir.print import print_nest, print_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.ir.walk import (
+    contains,
     contractions,
     definitions,
     expressions,
@@ -236,7 +237,8 @@ FAULTS = {
     "not affine either": ("load x[i, k]", "load x[i//2, k]", "an index that is not affine"),
     "two loops multiplied": ("load x[i, k]", "load x[i*k, k]", "an index that is not affine"),
     "a computed index": ("%l = load x[i, k] : bf16", "%n = index i : i64\n%l = load x[%n, k] : bf16", "not affine"),
-    "a checked index": ("%l = load", "%n = index i : i64\n%c = check %n < $s0\n%l = load", "left operand may not hold"),
+    "a checked index": ("%l = load", "%n = index i : i64\n%c = check %n < $s0\n%l = load", "varies along i, no loop"),
+    "one of the sum": ("%l = load", "%n = index k : i64\n%c = check %n < $s0\n%l = load", "varies along k, no loop"),
     "an operand stores": ("  right", "    store x[i, k] = %l\n  right", "may not hold `store"),
     "an operand reduces": ("  right", "    %m = reduce max %l : bf16\n  right", "may not hold"),
     "an operand without its value": ("left %l:", "left %m:", "the left operand does not make its value %m"),
@@ -367,6 +369,8 @@ def test_random_contractions_are_of_all_kinds() -> None:
         lambda c: len(c.reduced) == 2,
         lambda c: any(load.mask for load in loads(c.left.body)),
         lambda c: len(c.right.body) > 1,
+        lambda c: contains(c.left.body, CheckedIndex),
+        lambda c: contains(c.right.body, CheckedIndex),
         lambda c: sum(isinstance(i, Compute) and i.op == "logical_and" for i in c.body) > 2,
         lambda c: c.accumulate is not c.left.dtype,
         lambda c: len(c.writes) == 2,

@@ -60,6 +60,8 @@ Note [What a contraction is]
       Factors of i8 are summed in i32, by ``mul``.
     * Operands load at affine indices, so a convolution is one too: rows are images and places, columns the channels of
       the result, and the left operand loads ``x[n, c, oh*stride + kh*dilation - pad, ...]`` under a mask.
+    * Which matrix of several a product of the batch is with may be loaded, too: an operand may check an index
+      (:class:`CheckedIndex`) that varies along the batch only, and load there.
     * It means what :meth:`Contraction.as_nest` says: that is what the interpreter runs, and the verifier checks.
     * That loops of a product are batch, free on one side or summed is the view of tensor contraction engines; a body
       before each operand and one behind the sum are what CUTLASS calls prologue and epilogue.

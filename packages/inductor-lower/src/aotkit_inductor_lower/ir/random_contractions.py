@@ -1,5 +1,5 @@
 """Random contractions: affine operands, some of them windows with padding as convolutions have, in one dimension or in
-two, and an epilogue of arithmetic.
+two, some in a matrix that is chosen by a number in memory, and an epilogue of arithmetic.
 
 See Note [Comparable results] in :mod:`.random_programs`: factors are small multiples of 1/4, so that sums are exact.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..ops.dtypes import is_half
-from ..symbolic import Expr, product, sym
+from ..symbolic import Expr, product, sym, to_expr
 from .builder import NestBuilder, Value, loops
 from .nodes import Buffer, Contraction, DType, Operand
 from .random_bodies import BodyWriter, Known
@@ -71,6 +71,8 @@ def _operand(memory: Memory, prefix: str, batch: Loops, free: Loops, reduced: Lo
     rng = memory.rng
     builder = NestBuilder(prefix, loops({**batch, **free, **reduced}), share=False)
     indices, sizes, mask = _place(builder, rng, batch, free, reduced)
+    if rng.random() < 0.25:
+        _choose(memory, builder, batch, indices, sizes)
     buffer = memory.input("factor", dtype, sizes)
     value = builder.load_from(buffer, indices, mask, 0.0)
     if not is_half(dtype) and rng.random() < 0.5:
@@ -99,6 +101,16 @@ def _place(
         mask = inside if mask is None else builder.op("logical_and", mask, inside)
     rng.shuffle(places)
     return [index for index, _ in places], [size for _, size in places], mask
+
+
+def _choose(memory: Memory, builder: NestBuilder, batch: Loops, indices: list[Expr], sizes: list[Expr]) -> None:
+    """One dimension more, where the place of each product of the batch is loaded."""
+    count = memory.rng.choice((2, 3, 7))
+    chosen = memory.input("index", DType.I64, list(batch.values()))
+    place = builder.load_from(chosen, [sym(name) for name in batch])
+    at = memory.rng.randrange(len(indices) + 1)
+    indices.insert(at, builder.check_index(place, count))
+    sizes.insert(at, to_expr(count))
 
 
 def _own_dimension(index: Expr, size: Expr, rng: random.Random) -> tuple[Expr, Expr]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from ..errors import IRError
 from ..ops.dtypes import bits, is_float
 from ..symbolic import Expr, Symbol, SymbolKind
-from .nodes import PRECISIONS, Compute, Const, Contraction, DType, Index, Instr, Load, Operand, Range, Store
+from .nodes import (
+    PRECISIONS,
+    CheckedIndex,
+    Compute,
+    Const,
+    Contraction,
+    DType,
+    Index,
+    Instr,
+    Load,
+    Operand,
+    Range,
+    Store,
+)
 from .print import print_instr
-from .walk import definitions, index_exprs, operands
+from .walk import definitions, index_exprs, loops_of_places, operands, places_in, ranges_within
 
 __all__ = ["check_contraction"]
 
@@ -50,18 +63,29 @@ class _Checker:
             raise self.fail(f"loop variable {twice} is in two of batch, rows, columns and reduced")
 
     def check_operand(self, side: str, operand: Operand, along: Sequence[Range]) -> None:
-        """Straight-line loads at affine indices, which vary along some loops only."""
+        """Straight-line loads at affine indices, which vary along some loops only, or at checked ones, which vary along
+        loops of the batch only and may be loaded from anywhere."""
         allowed = {Symbol(r.symbol) for r in along}
-        self.check_instructions(f"the {side} operand", operand.body, _POINTWISE)
+        self.check_instructions(f"the {side} operand", operand.body, (*_POINTWISE, CheckedIndex))
+        self.check_places(side, operand)
         if operand.value not in definitions(operand.body):
             raise self.fail(f"the {side} operand does not make its value %{operand.value}")
+        places = places_in(operand.body)
+        checked = {i.result for i in places if isinstance(i, CheckedIndex)}
         for instr in operand.body:
             for expr in index_exprs(instr):
                 outside = sorted(s for s in expr.symbols if s.kind is SymbolKind.INDEX and s not in allowed)
                 if outside:
                     raise self.fail(f"the {side} operand varies along {outside[0]} in `{print_instr(instr)}`")
-                if isinstance(instr, Load) and not _is_affine(expr):
+                if isinstance(instr, Load) and instr not in places and not _is_affine(expr, checked):
                     raise self.fail(f"the {side} operand loads at an index that is not affine: `{print_instr(instr)}`")
+
+    def check_places(self, side: str, operand: Operand) -> None:
+        """That what is checked as an index is one of each product of the batch."""
+        symbols = {r.symbol for r in ranges_within(self.contraction)} - {r.symbol for r in self.contraction.batch}
+        outside = sorted(symbols & loops_of_places(operand.body))
+        if outside:
+            raise self.fail(f"the {side} operand checks an index that varies along {outside[0]}, no loop of the batch")
 
     def check_types(self, left: DType, right: DType, accumulate: DType) -> None:
         if left is not right:
@@ -109,10 +133,10 @@ class _Checker:
             raise self.fail(f"ATen's call gives {given}, the contraction {', '.join(self.contraction.writes)}")
 
 
-def _is_affine(index: Expr) -> bool:
-    """Whether an index is a sum of loop variables, each times what varies along none."""
+def _is_affine(index: Expr, checked: Set[str]) -> bool:
+    """Whether an index is a sum of loop variables, each times what varies along none, and of checked indices."""
     loops = {s for s in index.symbols if s.kind is SymbolKind.INDEX}
-    if any(s.kind is SymbolKind.VALUE for s in index.symbols):
+    if any(s.kind is SymbolKind.VALUE and s.name not in checked for s in index.symbols):
         return False
     factors = [index.coefficient(s) for s in loops]
     return all(factor is not None and loops.isdisjoint(factor.symbols) for factor in factors)

@@ -8,7 +8,7 @@ looks at types by tuples and not unions: both take half the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -51,12 +51,15 @@ __all__ = [
     "instructions",
     "load_at",
     "loads",
+    "loops_of_places",
+    "loops_of_values",
     "map_contraction",
     "map_expressions",
     "map_nest",
     "nests",
     "operands",
     "placed",
+    "places_in",
     "ranges_within",
     "reduces",
     "rename",
@@ -251,6 +254,38 @@ def expressions(body: Iterable[Instr]) -> list[Expr]:
         elif isinstance(i, Reduce) and i.position is not None:
             positions.append(i.position)
     return found + positions
+
+
+def loops_of_values(body: Iterable[Instr]) -> dict[str, frozenset[str]]:
+    """Per value the symbols of the loops that it may vary along. What is made of values from elsewhere is left out."""
+    found: dict[str, frozenset[str]] = {}
+    for instr in body:
+        if isinstance(instr, Store):
+            continue
+        names = operands(instr)
+        if all(name in found for name in names):
+            symbols = {symbol for expr in index_exprs(instr) for symbol in expr.symbols}
+            own = frozenset(symbol.name for symbol in symbols if symbol.kind is not SymbolKind.VALUE)
+            found[instr.result] = own.union(*(found[name] for name in names))
+    return found
+
+
+def loops_of_places(body: Sequence[Instr]) -> frozenset[str]:
+    """The symbols of the loops that checked indices of a body may vary along."""
+    checks = [i.result for i in body if isinstance(i, CheckedIndex)]
+    varies = loops_of_values(body) if checks else {}
+    return frozenset[str]().union(*(varies.get(name, frozenset()) for name in checks))
+
+
+def places_in(body: Sequence[Instr]) -> tuple[Instr, ...]:
+    """The checked indices of a body, with all that they are made of."""
+    wanted: set[str] = set()
+    kept: list[Instr] = []
+    for instr in reversed(body):
+        if isinstance(instr, CheckedIndex) or (not isinstance(instr, Store) and instr.result in wanted):
+            kept.append(instr)
+            wanted.update(operands(instr))
+    return tuple(reversed(kept))
 
 
 # -- changes ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir import CONTRACTIONS, CheckedIndex, Compute, DType, Reduce, Store
+from ..ir.walk import loops_of_places
 from .nodes import Kernel, Loop
 from .walk import PerfectNest, loops_of_values, perfect_nests
 
@@ -63,38 +64,43 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
 
 def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     """The product of at most ``most`` rows with a matrix that a kernel computes: the last loop of its grid runs over
-    columns, and at most one of the others is one that only the left factor varies along."""
-    found = sum_of_products(kernel, whole=True)
+    columns, and at most one of the others is one that only the left factor varies along. Which matrix it is may be
+    loaded from memory (:func:`~..ir.walk.places_in`), for each product of a batch."""
+    found = sum_of_products(kernel, few=True)
     if found is None:
         return None
     nest, reduce, factors = found
     varies = loops_of_values(nest)
     *others, columns = kernel.grid
+    places = loops_of_places(nest.body)
     for left, right in (factors, factors[::-1]):
         if columns.symbol in varies[left] or columns.symbol not in varies[right]:
             continue
         rows = [loop for loop in others if loop.symbol not in varies[right]]
+        if not places.isdisjoint(loop.symbol for loop in (*rows, columns, *nest.loops)):
+            continue
         if not rows or (len(rows) == 1 and 1 <= (rows[0].extent.constant or 0) <= most):
             return FewRowsSite(reduce, left, right, rows[0] if rows else None, columns, tuple(nest.loops))
     return None
 
 
-def sum_of_products(kernel: Kernel, *, whole: bool = False) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
+def sum_of_products(kernel: Kernel, *, few: bool = False) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
     """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors. With
-    ``whole`` it may be one of whole numbers in i32."""
+    ``few``, as products of few rows, it may be one of whole numbers in i32, and may check indices."""
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
     if loops != [0] or not kernel.grid or kernel.ordered or kernel.scratch:
         return None
     nest = perfect_nests(kernel)[0]
     reduces = [i for i in nest.body if isinstance(i, Reduce)]
-    if len(reduces) != 1 or any(isinstance(i, Store | CheckedIndex) for i in nest.body):
+    excluded = Store if few else Store | CheckedIndex
+    if len(reduces) != 1 or any(isinstance(i, excluded) for i in nest.body):
         return None
     (reduce,) = reduces
     product = next((i for i in nest.body if not isinstance(i, Store) and i.result == reduce.value), None)
     if reduce.kind != "sum" or reduce.running or not isinstance(product, Compute):
         return None
     floats = reduce.dtype in (DType.F32, DType.F64) and product.op in CONTRACTIONS.values()
-    if not floats and not (whole and (reduce.dtype, product.op) == (DType.I32, "mul")):
+    if not floats and not (few and (reduce.dtype, product.op) == (DType.I32, "mul")):
         return None
     first, second = product.args
     return nest, reduce, (first, second)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import Instr, Load, Range, Reduce, Store
 from ..ir import walk as ir_walk
-from ..symbolic import Expr, SymbolKind, product
+from ..symbolic import Expr, product
 from .nodes import Kernel, Loop, Param, Stmt
 
 __all__ = [
@@ -155,16 +155,7 @@ def perfect_nests(kernel: Kernel) -> tuple[PerfectNest, ...]:
 def loops_of_values(nest: PerfectNest) -> dict[str, frozenset[str]]:
     """Per value of a nest the symbols of the loops that it may vary along, the grid's too. What is made of values from
     elsewhere is left out."""
-    found: dict[str, frozenset[str]] = {}
-    for instr in nest.body:
-        if isinstance(instr, Store):
-            continue
-        names = ir_walk.operands(instr)
-        if all(name in found for name in names):
-            symbols = {symbol for expr in ir_walk.index_exprs(instr) for symbol in expr.symbols}
-            own = frozenset(symbol.name for symbol in symbols if symbol.kind is not SymbolKind.VALUE)
-            found[instr.result] = own.union(*(found[name] for name in names))
-    return found
+    return ir_walk.loops_of_values(nest.body)
 
 
 def with_nests(kernel: Kernel, nests: Iterable[PerfectNest]) -> Kernel:

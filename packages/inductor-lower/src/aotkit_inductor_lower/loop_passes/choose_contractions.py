@@ -19,6 +19,7 @@ from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, 
 from ..ir.walk import buffers_of, without_single_iterations
 from ..passes import Decision, Pass, PassContext
 from ..target import Choice
+from .computed_matrices import is_kept_matrix
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
 from .fold_pads import Pads
@@ -27,6 +28,8 @@ from .reshaped_views import through_views
 from .take_choice import listed, take_choice
 
 __all__ = ["PASS", "choose_contractions"]
+
+_SUMMED = Choice("nest", "its matrix is computed and kept, and the kernel that does so sums it")
 
 
 def choose_contractions(program: Program, ctx: PassContext) -> Program:
@@ -86,6 +89,8 @@ class _Chooser:
             return product.as_nest()  # nobody else can
         if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
             return call
+        if self.is_summed_where_it_is_made(product) and take_choice(ctx, _SUMMED, product.name, call, product.name):
+            return through_views(without_single_iterations(product.as_nest()), self.views, self.buffers)
         whole, producers = (product, ()) if self.producers is None else self.producers.inlined(position, product)
         choice, key = self.choice(whole, call, producers)
         if producers and choice.form != "aten" and not ctx.target.renders_product(whole.as_nest(), self.buffers):
@@ -104,6 +109,13 @@ class _Chooser:
         return (
             through_views(without_single_iterations(nest), self.views, self.buffers) if choice.form == "rows" else nest
         )
+
+    def is_summed_where_it_is_made(self, product: Contraction) -> bool:
+        """Whether the kernel that makes the matrix can sum the product, see Note [Matrices that are computed and
+        kept]."""
+        if self.producers is None:
+            return False
+        return is_kept_matrix(self.producers.program, product, self.buffers, self.producers.dependencies, self.views)
 
     def choice(self, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]) -> tuple[Choice, str]:
         """Who computes a product, and what the product is known by."""

@@ -7,6 +7,9 @@ Note [Factors that are computed on the way]
     where the factor is a temporary that nothing else reads, seen through views that reorder its dimensions. The left
     factor is read once per strip of columns, and stays.
 
+    So are matrices of a batch that are chosen by numbers in memory, as a mixture of experts has them (``w[chosen]``,
+    then ``bmm``): which one it is varies along the batch only, and is loaded and checked there.
+
 Note [Groups of a sum]
     A weight with a scale for each group of numbers of a column is computed in three dimensions, or with a row for each
     group, and then seen as a matrix: a position of the sum is a group and a step within it. So the sum is written as
@@ -20,11 +23,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import has_division, heavy_count, identity_store
+from ..analysis.nests import heavy_count, identity_store, traps
 from ..ir import Alias, Buffer, BufferKind, Contraction, Instr, Load, LoopNest, Operand, Program, Range, Store
 from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
-from ..ir.walk import buffers_of, index_exprs, load_at, loads, map_contraction, rename, step_writes, substitute
+from ..ir.walk import (
+    buffers_of,
+    index_exprs,
+    load_at,
+    loads,
+    loops_of_places,
+    map_contraction,
+    places_in,
+    rename,
+    step_writes,
+    substitute,
+)
 from ..symbolic import Expr, Symbol, contiguous_strides, has_calls, reshape_indices, sym, to_expr
 from .inline_producers import join_origins
 
@@ -101,7 +115,7 @@ class Producers:
         symbols = identity_store(nest, self.buffers) if isinstance(nest, LoopNest) else None
         if not isinstance(nest, LoopNest) or symbols is None:
             return None
-        if has_division(nest) or heavy_count(nest) or self._changed(nest, writers[0], reader):
+        if traps(nest) or heavy_count(nest) or self._changed(nest, writers[0], reader):
             return None
         divided = (load for load in loads(nest.stages[0].body) if _divides(load))
         groups += [self.buffers[load.buffer].sizes[-1].constant or 0 for load in divided]
@@ -128,7 +142,9 @@ class Producers:
         names: dict[str, str] = {}
         builder.copy([_seen_from(i, name, producer) for i in product.right.body], {}, names)
         made = builder.finish().stages[0].body
-        if len(made) > MOST or any(map(_divides, made)):
+        batch = {loop.symbol for loop in product.batch}
+        places = places_in(made)  # once for each product of the batch
+        if len(made) > MOST or any(_divides(i) for i in made if i not in places) or not batch >= loops_of_places(made):
             return None
         own = {i.result: f"right_{i.result}" for i in made if not isinstance(i, Store)}
         operand = Operand(tuple(rename(i, own) for i in made), own[names[product.right.value]])

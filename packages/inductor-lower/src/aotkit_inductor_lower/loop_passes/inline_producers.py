@@ -5,7 +5,8 @@ Note [When a producer is computed again]
     elements many times. With several readers a producer is inlined if that costs no more than loading its
     result would: few plain instructions and at most one load of full size. A device has arithmetic to spare (an erf
     for each element that is read), so there a dear one with few readers is inlined, too, or with many of which each
-    takes a part (the steps of a recurrence). Every other value is stored
+    takes a part (the steps of a recurrence). What is copied into an input of the graph, a state that is kept, is not
+    inlined if others read it, too: it is written there, in the kernel that makes it. Every other value is stored
     once; the fusion pass then tries to bring its readers into the same kernel. The size of a nest is bounded, so that
     a graph of diamonds stays linear.
 """
@@ -36,6 +37,7 @@ from ..ops.scalar import WORK
 from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from .drop_dead_steps import drop_dead_steps
+from .write_through import copied, same_memory
 
 __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 
@@ -116,6 +118,8 @@ def _verdict(
         _multiplies_bytes(reader, steps, dependencies, buffers) for reader in nests
     ):
         return "the product takes 8-bit floats as they are", True
+    if len(nests) > 1 and any(_keeps(reader, buffer, buffers) for reader in nests):
+        return "it is the new value of an input, and is written there", False
     divides = has_division(nest)
     if divides and any(_reads_masked(reader, buffer) for reader in nests):
         return "it may report an error in lanes that its reader masks off", False
@@ -187,6 +191,13 @@ def _from_little(
     small = read * _SMALL <= buffer_bytes(result) and work * passes <= _WEIGHED * options.max_recompute
     fits = all(size + body_size(reader) <= options.max_fusion_instructions for reader in readers)
     return small and fits and not traps(nest) and not heavy_count(nest)
+
+
+def _keeps(reader: LoopNest, buffer: str, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a nest copies the buffer into an input, which the pass ``write-through`` makes one
+    memory of: a state that is made of the last one."""
+    found = copied(reader)
+    return found is not None and found[0] == buffer and same_memory(buffers[buffer], buffers[found[1]])
 
 
 def _reads_masked(reader: LoopNest, buffer: str) -> bool:

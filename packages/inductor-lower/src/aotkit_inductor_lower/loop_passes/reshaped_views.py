@@ -8,7 +8,7 @@ from ..ir import Alias, Buffer, Instr, Load, LoopNest
 from ..ir.walk import load_at, map_nest
 from ..symbolic import contiguous_strides, reshape_indices
 
-__all__ = ["through_views"]
+__all__ = ["is_reshaped", "through_views"]
 
 
 def through_views(nest: LoopNest, views: Mapping[str, Alias], buffers: Mapping[str, Buffer]) -> LoopNest:
@@ -19,12 +19,19 @@ def through_views(nest: LoopNest, views: Mapping[str, Alias], buffers: Mapping[s
         while isinstance(instr, Load) and instr.buffer in views:
             view = views[instr.buffer]
             base, result = buffers[view.base], buffers[view.result]
-            if view.offset.constant != 0 or view.reuses or not (_is_whole(base, result) and _is_whole(result, base)):
+            if not is_reshaped(view, buffers):
                 break
             instr = load_at(instr, base.name, tuple(reshape_indices(instr.indices, result.sizes, base.sizes)))
         return instr
 
     return map_nest(nest, seen)
+
+
+def is_reshaped(view: Alias, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a view and its base are both whole tensors in the order of memory."""
+    base, result = buffers[view.base], buffers[view.result]
+    plain = view.offset.constant == 0 and not view.reuses
+    return plain and _is_whole(base, result) and _is_whole(result, base)
 
 
 def _is_whole(buffer: Buffer, other: Buffer) -> bool:

@@ -13,7 +13,7 @@ from ..ir.independence import check_outer_independence
 from ..ir.walk import buffers_of, map_nest, placed, step_reads, step_writes, with_buffers
 from ..passes import Pass, PassContext, fuses
 
-__all__ = ["PASS", "write_through"]
+__all__ = ["PASS", "copied", "same_memory", "write_through"]
 
 
 def write_through(program: Program, ctx: PassContext) -> Program:
@@ -26,12 +26,12 @@ def write_through(program: Program, ctx: PassContext) -> Program:
     steps: list[Step | None] = list(program.steps)
     users = _users(program)
     for position in range(len(steps)):
-        copied = _copied(steps[position])  # its source may have become an input by now
-        if copied is None:
+        found = copied(steps[position])  # its source may have become an input by now
+        if found is None:
             continue
-        source, target = copied
+        source, target = found
         writer = _writer(steps, users, source, position)
-        if writer is None or not _same_memory(buffers[source], buffers[target]):
+        if writer is None or not same_memory(buffers[source], buffers[target]):
             continue
         if any(writer < user != position for user in users[target]) or target in _returned(program, source):
             continue
@@ -53,7 +53,7 @@ def _users(program: Program) -> dict[str, set[int]]:
     return users
 
 
-def _copied(step: Step | None) -> tuple[str, str] | None:
+def copied(step: Step | None) -> tuple[str, str] | None:
     """(source, target) of a nest that does nothing but copy one buffer to another, element by element."""
     if not isinstance(step, LoopNest) or len(step.stages) != 1 or len(step.stages[0].body) != 2:
         return None
@@ -78,7 +78,8 @@ def _writer(steps: list[Step | None], users: Mapping[str, set[int]], source: str
     return found
 
 
-def _same_memory(source: Buffer, target: Buffer) -> bool:
+def same_memory(source: Buffer, target: Buffer) -> bool:
+    """Whether a temporary lies in memory as an input does, which it could be."""
     kinds = source.kind is BufferKind.TEMPORARY and target.kind is BufferKind.INPUT
     return kinds and replace(source, name=target.name, kind=target.kind) == target
 

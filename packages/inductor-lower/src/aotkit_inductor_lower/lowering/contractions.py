@@ -7,6 +7,9 @@ Note [Products of matrices]
     and ``beta`` are in the epilogue, in the type that is summed in, and the result is rounded once; with a ``beta`` of
     0 the bias is not read, as eager says.
 
+    A matrix times a column is a row times the matrix's transpose: so it is written on the CPU, where a product of few
+    rows has a form of its own and one of few columns has none.
+
     What has no such form stays a call: other types, factors that are known when the graph runs only, an ``alpha`` of 0
     (BLAS and ATen's own loops do not agree on what becomes of a nan then).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -71,6 +75,8 @@ def lower_product(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
     call = ctx.steps[-1]
     assert isinstance(call, ExternCall)
     found = contraction_of(call, ctx.buffers, ctx.capabilities.device)
+    if found is not None and ctx.capabilities.host_memory:
+        found = turned(found)
     if found is not None and found.accumulate is DType.I32 and not ctx.capabilities.tiles_products:
         return value  # other targets have no kernels for bytes
     if found is not None:
@@ -100,6 +106,14 @@ def contraction_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str 
     if any(t.dtype != factors for t in tensors) or any(t.device != device for t in (*tensors, out)):
         return None
     return _Writer(call, dtype, left, right, bias, out).contraction(*scales)
+
+
+def turned(product: Contraction) -> Contraction:
+    """The product with its sides exchanged, if it has one column and more rows."""
+    (column,), rows = product.columns, product.rows
+    if column.size != 1 or len(rows) != 1 or rows[0].size == 1:
+        return product
+    return replace(product, rows=product.columns, columns=rows, left=product.right, right=product.left)
 
 
 def _tensor(args: Sequence[Arg], place: int | None, buffers: Mapping[str, Buffer]) -> Buffer | None:

@@ -41,6 +41,7 @@ from .convolutions import is_convolution, lower_convolution
 from .extern import lower_extern
 from .float8 import FLOAT8
 from .float_items import FLOAT_OPS, is_float_item
+from .grouped_products import is_grouped_product, lower_grouped_product
 from .packed_products import PACKED_PRODUCTS, lower_packed_product
 from .reductions import HASHES
 from .registry import join_rules
@@ -130,6 +131,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
         lower = lower_product if target in PRODUCTS else lower_convolution if is_convolution(node) else lower_extern
         lower = lower_packed_product if target in PACKED_PRODUCTS else lower
         lower = lower_scaled_product if target is SCALED_PRODUCT else lower
+        lower = lower_grouped_product if is_grouped_product(target) else lower
         return lower(ctx, node, library_reason(node) or "no lowering rule")
     reason = _not_generated(ctx, node) or refusal(node)
     if reason is None:

@@ -8,6 +8,9 @@ Note [Which convolutions are ours]
     The gradient by the weights is ours with the channels together, and from :data:`MANY_TAPS` on, for which oneDNN has
     no good kernel (it takes 2 to 12 times as long).
 
+    So are those along one dimension with few places (:data:`STEP_PLACES`), as one step of a state-space model or of a
+    linear attention has them: the call takes longer than the sums, and what becomes of these is in the same kernel.
+
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
     1.8 times oneDNN's speed.
@@ -50,6 +53,7 @@ FEW_TAPS = 9
 MANY_TAPS = 25
 CACHED = 1 << 20  # elements
 SHORT_ROW = 8
+STEP_PLACES = 8
 
 
 def choose_convolution(
@@ -71,7 +75,7 @@ def choose_convolution(
         if processor in AMD and machine.vector_bits == 512 and _is_of_points(parts, call, buffers, machine):
             return Choice("fma", f"of one tap: kernels of ours take less time than oneDNN's on {processor}")
         return Choice("aten", "convolutions of several channels are left to ATen")
-    why = _slower(parts, buffers, machine)
+    why = _slower(parts, call, buffers, machine)
     return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
 
 
@@ -113,15 +117,18 @@ def _is_of_points(
     return chained and isinstance(product_of(without_single_iterations(part.as_nest()), buffers, machine), MatmulSite)
 
 
-def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], machine: Machine) -> str:
+def _slower(parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine) -> str:
     """Why ATen is as fast or faster for a depthwise convolution; ``""`` if it is not."""
     first = parts[0]
     if machine.vector_bits < 512 or first.left.dtype is not DType.F32:
         return "depthwise convolutions are measured in float32 and 512-bit vectors"
     tensors = [buffers[load.buffer] for part in parts for load in loads(part.body)]
     result = buffers[first.writes[0]]
-    if any(size.constant is None for t in (*tensors, result) for size in t.sizes) or len(result.sizes) != 4:
-        return "a size is known at run time only, or images have no two dimensions"
+    if any(size.constant is None for t in (*tensors, result) for size in t.sizes):
+        return "a size is known at run time only"
+    if len(result.sizes) != 4:
+        step = call.target == CONVOLUTION and _is_step(first, result)
+        return "" if step else "images have no two dimensions"
     if by_weights := any(loop.symbol.startswith("k") for loop in first.columns):
         images, taps = tensors[0], _count(first.columns)
     else:
@@ -138,6 +145,13 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], machine
     if not together and (strided or (result.sizes[-1].constant or 0) < SHORT_ROW):
         return "pixels of a row fill no vectors"
     return ""
+
+
+def _is_step(part: Contraction, result: Buffer) -> bool:
+    """Whether a convolution along one dimension has so few places and taps that it is one step of a model of sequences,
+    with a state before it: then the call takes longer than the sums."""
+    few = len(result.sizes) == 3 and (result.sizes[-1].constant or 0) <= STEP_PLACES
+    return few and _count(part.reduced) <= FEW_TAPS
 
 
 def _count(loops: Sequence[Range]) -> int:

@@ -13,14 +13,18 @@ Note [Products of few rows that are ours]
     On AMD's processors with vectors of 512 bits ours take 0.4 to 0.8 of MKL's time, but for those of a batch along the
     sums, which are short there. A matrix that is packed once is
     multiplied in tiles (`python -m tools.bench.decode --products --rows 9 12 16`).
+
+    A product of groups of rows with a matrix each (a mixture of experts) reads a matrix for each of its rows, so it is
+    ours as long as groups have :data:`ROWS_OF_A_GROUP` rows on average or less; of more, the call's products of whole
+    groups are faster (`python -m tools.bench.decode_experts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...ir import Buffer, Contraction, DType, Load, Operand, Range
-from ...ir.walk import loads
+from ...ir import Buffer, BufferRef, CheckedIndex, Contraction, DType, ExternCall, Load, Operand, Range
+from ...ir.walk import contains, loads
 from ...options import LowerOptions
 from ...symbolic import Symbol, product
 from ...target import Choice
@@ -36,6 +40,8 @@ LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 AMD = ("znver4", "znver5")  # with vectors of 512 bits
 PACKED = "aten._weight_int4pack_mm_for_cpu.default"
 FULL = 16  # rows of which tile registers are full
+GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+ROWS_OF_A_GROUP = 4
 
 
 def choose_few_rows(
@@ -71,12 +77,24 @@ def choose_few_rows(
     if machine.vector_bits < 256:
         return Choice("aten", "few rows, and short vectors")
     batch = product(loop.size for loop in contraction.batch).constant
+    if contraction.library is not None and contraction.library.target in GROUPED:
+        groups = _count_of_groups(contraction.library, buffers)
+        if batch is None or batch > ROWS_OF_A_GROUP * groups:
+            return Choice("aten", "groups of rows may be so large that products of whole groups are faster")
     if (batch or UNKNOWN) * (columns or UNKNOWN) * (summed or UNKNOWN) < WORTH_READING:
         return Choice("aten", "the product is small")
     taken = _read_as_fast_by_aten(contraction, buffers, rows, machine, processor)
     if taken:
         return Choice("aten", taken)
+    if contains(contraction.right.body, CheckedIndex):
+        return Choice("fma", "few rows: of all matrices those that are chosen are read, where they lie")
     return Choice("fma", "few rows: the matrix is read once, in the order of memory")
+
+
+def _count_of_groups(call: ExternCall, buffers: Mapping[str, Buffer]) -> int:
+    """How many matrices a product of groups has."""
+    _, weight, *_ = (buffers[arg.name] for arg in call.args if isinstance(arg, BufferRef))
+    return weight.sizes[0].constant or 0
 
 
 def _is_for_bytes(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine) -> bool:

@@ -3,18 +3,18 @@ or for a few rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from ...ir import Buffer, CheckedIndex, Compute, DType, Instr, Load, LoopNest, Store
-from ...ir.walk import loads, operands
+from ...ir.walk import loads, operands, places_in
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
 from ...kernel_ir.panels import Panels, panels_at
 from ...kernel_ir.product_site import ProductSite, product_site
 from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.normal_form import kernel_of
-from ...symbolic import Symbol, has_calls, product
+from ...symbolic import Symbol, SymbolKind, has_calls, product
 from .choose_few_rows import FEW_FOR_TILES, FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
@@ -291,7 +291,14 @@ def few_rows(kernel: Kernel) -> FewRowsSite | None:
         return None
     after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
     before = (*computed_by(kernel, site.left), *computed_by(kernel, site.right))
+    places = {instr.result for instr in places_in(perfect_nests(kernel)[0].body) if not isinstance(instr, Store)}
+    before = tuple(instr for instr in before if not (isinstance(instr, Load) and _is_at(instr, places)))
     return site if all(map(bears_mask, (*before, *after))) else None
+
+
+def _is_at(load: Load, places: Set[str]) -> bool:
+    """Whether values in the index of a load are among those that are the same for all lanes."""
+    return all(s.name in places for s in load.indices[0].symbols if s.kind is SymbolKind.VALUE)
 
 
 def lies_along_columns(kernel: Kernel, site: FewRowsSite) -> bool:
@@ -323,10 +330,10 @@ def _fills_tiles(kernel: Kernel, site: MatmulSite) -> bool:
 
 
 def computed_by(kernel: Kernel, value: str) -> tuple[Instr, ...]:
-    """What one factor is computed by."""
+    """What one factor is computed by, without places that are known before (:func:`~...ir.walk.places_in`)."""
     wanted, kept = {value}, []
     for instr in reversed(perfect_nests(kernel)[0].body):
-        if not isinstance(instr, Store) and instr.result in wanted:
+        if not isinstance(instr, Store | CheckedIndex) and instr.result in wanted:
             kept.append(instr)
             wanted.update(operands(instr))
     return tuple(reversed(kept))

@@ -14,6 +14,9 @@ Note [Products of few rows]
     parts of it whose conditions do not hold are not read (:func:`condition_of`): of a cache of keys and values, those
     that are not there yet.
 
+    Which matrix of several a product of a batch is with may be loaded from memory: the experts that a router chose.
+    That is loaded and checked once for a unit. An index out of range leads to the first matrix, and is reported.
+
     Of more than :data:`BLOCK` rows the sums do not fit the registers. Such rows are blocks of as many each, one after
     the other for the same columns, which are in the first cache when the second block reads them.
 
@@ -26,9 +29,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from ....ir import Compute, Const, DType, Instr, Load, Store
-from ....ir.walk import operands
+from ....ir.walk import operands, places_in
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import loops_of_values
@@ -52,6 +56,7 @@ class FewRowsEmitter(KernelEmitter):
     """What both ways of Note [Products of few rows] share. ``strip``: columns of a unit, whole vectors."""
 
     strip: int
+    known: Mapping[str, Value] = MappingProxyType({})  # places that are the same for all of a unit
 
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, target, declarations)
@@ -62,6 +67,7 @@ class FewRowsEmitter(KernelEmitter):
         self.vector_type = vector_type(self.element, self.across)
         self.columns, self.inner = Symbol(site.columns.symbol), Symbol(site.inner[-1].symbol)
         self.left, self.right = computed_by(kernel, site.left), computed_by(kernel, site.right)
+        self.places = places_in(self.nests[0].body)
         self.condition = condition_of(self.right, site.right)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
         self.outer = [loop for loop in kernel.grid[:-1] if loop is not site.rows]
@@ -102,7 +108,7 @@ class FewRowsEmitter(KernelEmitter):
         self.sums = self.strip_of_sums("sums")
         self.copied = None if self.loads_left() else self._room_for_left()
         varies = loops_of_values(self.nests[0])[self.site.left]
-        self.copied_before = not varies & {loop.symbol for loop in self.outer}
+        self.copied_before = not self.places and not varies & {loop.symbol for loop in self.outer}
         if self.copied is not None and self.copied_before:
             low = Ssa("%low", "i64")
             once = self.em.minimum(self.em.add(low, imm(1)), Ssa("%high", "i64"))  # or not at all
@@ -117,9 +123,11 @@ class FewRowsEmitter(KernelEmitter):
         """One strip."""
         em, ctx = self.em, self.ctx
         ctx.values.clear()
-        strips = ctx.scalar(self._strips())
-        first = em.mul(em.unsigned("urem", unit, strips), imm(self.strip))
-        self.place(self.outer, em.unsigned("udiv", unit, strips))
+        strip, iteration = self._placed(unit)
+        first = em.mul(strip, imm(self.strip))
+        self.place(self.outer, iteration)
+        emit_body(ctx, self.places)
+        self.known = dict(ctx.values)
         end = em.minimum(em.add(first, imm(self.strip)), ctx.scalar(self.site.columns.extent))
         if self.copied is not None and not self.copied_before:
             self._copy_left()
@@ -128,12 +136,23 @@ class FewRowsEmitter(KernelEmitter):
         em.loop(imm(0), imm(self.count), 1, [], functools.partial(self._finish_row, first, end), "row")
         return []
 
+    def _placed(self, unit: Ssa) -> tuple[Ssa, Ssa]:
+        """Which strip a unit is, and of which product of a batch. Where matrices are chosen by what is loaded, products
+        of one strip follow each other: those of the same matrix find it in the second cache."""
+        em, first = self.em, self._strips()
+        if self.places:
+            first = product(loop.extent for loop in self.outer)
+        size = self.ctx.scalar(first)
+        inner, outer = em.unsigned("urem", unit, size), em.unsigned("udiv", unit, size)
+        return (outer, inner) if self.places else (inner, outer)
+
     # -- places and vectors --------------------------------------------------------------------------------
 
     def enter(self, row: Ssa | None = None, vector: Vector | None = None, k: Ssa | None = None) -> None:
         """A place within loops. What is loaded there moves out of a loop only if that certainly runs."""
         ctx = self.ctx
         ctx.values.clear()
+        ctx.values.update(self.known)
         ctx.vector = vector
         if row is not None and self.site.rows is not None:
             ctx.symbols[Symbol(self.site.rows.symbol)] = row
