@@ -38,11 +38,12 @@ def _is_call(node: Node) -> bool:
         return False
     query: Any = node.args[0]
     value = query.meta.get("example_value") if isinstance(query, Node) else None
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    return isinstance(value, torch.Tensor) and value.device.type in ("cpu", "cuda")
 
 
 def _write_out(gm: GraphModule, call: Node) -> None:
     args: tuple[Any, ...] = call.args
+    device = args[0].meta["example_value"].device.type
     score_graph, mask, scale = args[3], args[4], args[5]
     beside_score, beside_mask = args[7], args[8]
     functions = [getattr(gm, str(each.target)) for each in (score_graph, mask[-1])]
@@ -58,8 +59,8 @@ def _write_out(gm: GraphModule, call: Node) -> None:
     graph = gm.graph
     with graph.inserting_before(call):
         # Within autocast, too, scores are as wide as `attend` says; Dynamo's call is one operator to it.
-        off = graph.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", None, False, None))
-        results = _inline(gm, _traced(run, given), given, call)
+        off = graph.call_function(torch.amp.autocast_mode._enter_autocast, (device, None, False, None))
+        results = _inline(gm, _traced(run, given, device), given, call)
         graph.call_function(torch.amp.autocast_mode._exit_autocast, (off,))
     for user in list(call.users):
         user.replace_all_uses_with(results[user.args[1]])
@@ -72,12 +73,12 @@ def _at_place(function: Callable[..., Any], beside: Sequence[Any], *place: Any) 
     return function(*place, *beside)
 
 
-def _traced(run: Callable[..., Any], given: Any) -> GraphModule:
+def _traced(run: Callable[..., Any], given: Any, device: str) -> GraphModule:
     """The operators that ``run`` calls, on the fake values that Dynamo left."""
     values = torch.fx.map_arg(given, lambda node: node.meta["example_value"])
     fakes = [value for value in pytree.tree_leaves(values) if isinstance(value, FakeTensor)]
     # Dynamo goes on with another fake mode than its nodes' values have; without a context these are asked for theirs.
-    with tracing(None), torch.no_grad(), torch.autocast("cpu", enabled=False), fakes[0].fake_mode:
+    with tracing(None), torch.no_grad(), torch.autocast(device, enabled=False), fakes[0].fake_mode:
         return make_fx(run)(*values)
 
 

@@ -93,25 +93,46 @@ def erase_unused(graph: Graph, node: Node) -> None:
             graph.erase_node(other)
 
 
-def find_place(product: Node, shape: tuple[int, ...], scale: float | None, turned: bool) -> Place | None:
-    """Where the heads are read that a product of three dimensions computes. ``scale``: they are multiplied by it."""
+def find_place(
+    product: Node, shape: tuple[int, ...], scale: float | None, turned: bool, narrow: torch.dtype | None = None
+) -> Place | None:
+    """Where the heads are read that a product of three dimensions computes. ``scale``: they are multiplied by it.
+    ``narrow``: and copied to this type, as which they are read."""
     want = (*shape[:2], shape[3], shape[2]) if turned else shape
     nodes: list[tuple[Node, bool]] = []
     rest: list[Node] = []
     for user in product.users:
         if user.target not in _VIEWS or tuple(user.meta["val"].shape) != want:
-            if scale is not None or turned:
+            if scale is not None or turned or narrow is not None:
                 return None
             rest.append(user)
             continue
-        if scale is None:
-            nodes.append((user, turned))
-            continue
-        scaled = list(user.users)
-        if not scaled or any(scaled_by(other) != scale for other in scaled):
-            return None
-        nodes += [(other, turned) for other in scaled]
+        found = [(user, turned)]
+        if scale is not None:
+            scaled = list(user.users)
+            if not scaled or any(scaled_by(other) != scale for other in scaled):
+                return None
+            found = [(other, turned) for other in scaled]
+        if narrow is not None:
+            copies = [_narrowed(*each, narrow) for each in found]
+            found = [copy for each in copies for copy in each]
+            if not all(copies):
+                return None
+        nodes += found
     return Place(product, tuple(nodes), tuple(rest))
+
+
+def _narrowed(node: Node, turned: bool, dtype: torch.dtype) -> list[tuple[Node, bool]]:
+    """The copies in a type that are all there is of heads, some maybe turned back before; nothing where others are."""
+    found: list[tuple[Node, bool]] = []
+    for user in node.users:
+        if user.target is aten._to_copy.default and user.meta["val"].dtype is dtype:
+            found.append((user, turned))
+        elif turned and is_turned(user, 4) is node and (copies := _narrowed(user, False, dtype)):
+            found += copies
+        else:
+            return []
+    return found
 
 
 def find_gradients(written: Written) -> Gradients | None:
@@ -140,6 +161,7 @@ class _Finder:
     def __init__(self, written: Written, softmax: Node) -> None:
         self.written, self.softmax = written, softmax
         self.inner = [*written.inner, softmax]
+        self.of_scores = softmax
         self.slope = 1.0
 
     def find(self) -> Gradients | None:
@@ -160,7 +182,7 @@ class _Finder:
         of_key = self._product_with(query3, scores3)
         if of_query is None or of_key is None:
             return None
-        readers = tuple(user for user in self.softmax.users if user not in self.inner)
+        readers = tuple(user for user in self.of_scores.users if user not in self.inner)
         replaced = (written.out, weights_product, of_value, of_query, of_key, *_drawing(written), *readers)
         if not _closed(self.inner, replaced):
             return None
@@ -175,8 +197,8 @@ class _Finder:
         query, key, value = written.operands
         gradient = find_operand(gradient3, of_queries, scales=False)
         places = (
-            find_place(products[0], of_queries, query.scale, False),
-            find_place(products[1], of_keys, key.scale, True),
+            find_place(products[0], of_queries, query.scale, False, written.narrow),
+            find_place(products[1], of_keys, key.scale, True, written.narrow),
             find_place(products[2], of_keys, value.scale, False),
         )
         if gradient is None or None in places:
@@ -186,7 +208,7 @@ class _Finder:
         slope = self.slope * (query.scale or 1.0) * (key.scale or 1.0)
         found = Gradients(*places, gradient, _earliest([first, *products]), slope)
         if readers:
-            found = replace(found, of_scores=self.softmax, readers=readers)
+            found = replace(found, of_scores=self.of_scores, readers=readers)
         return _of_shared_heads(found, written)
 
     def _down(self) -> Node | None:
@@ -229,17 +251,20 @@ class _Finder:
 
     def _up(self) -> Node | None:
         """From the backward of the softmax to what is multiplied with queries and keys."""
-        for user in self.softmax.users:
+        return self._up_from(self.softmax, self.written.condition is not None)
+
+    def _up_from(self, source: Node, hides: bool) -> Node | None:
+        """From a gradient of the scores, which others may read, too, if no mask is left (``hides``)."""
+        self.of_scores = source
+        for user in source.users:
             inner, slope = [*self.inner], self.slope
-            found = self._up_along(user)
+            found = self._up_along(user, source, hides)
             if found is not None:
                 return found
             self.inner, self.slope = inner, slope
         return None
 
-    def _up_along(self, node: Node) -> Node | None:
-        source = self.softmax
-        hides = self.written.replaces
+    def _up_along(self, node: Node, source: Node, hides: bool) -> Node | None:
         while True:
             number = scaled_by(node) if node.args and node.args[0] is source else None
             choice = hiding(node) if hides else None
@@ -247,6 +272,9 @@ class _Finder:
                 self.slope *= number
             elif choice is not None and self._is_the_mask(choice, source):
                 hides = False
+                if source is self.softmax:
+                    self.inner.append(node)
+                    return self._up_from(node, hides)
             elif node.target not in RESHAPES and node.target is not aten._to_copy.default:
                 return None
             self.inner.append(node)
@@ -258,7 +286,7 @@ class _Finder:
 
     def _is_the_mask(self, choice: tuple[Node, bool, float, Node], source: Node) -> bool:
         condition, inverted, number, tensor = choice
-        same = condition is self.written.seen and inverted == self.written.inverted
+        same = condition is self.written.condition and inverted == self.written.inverted
         return same and number == 0 and tensor is source
 
     def _product_with(self, factor: Node, other: Node) -> Node | None:

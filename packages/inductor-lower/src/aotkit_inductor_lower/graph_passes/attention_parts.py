@@ -56,8 +56,9 @@ class Operand:
 class Written:
     """Attention that is written out. ``shape``: batch, heads, queries, keys, numbers of a head. ``products``: of
     queries and keys, and of weights and values, with their factors as these take them: ``query3``, ``key3``,
-    ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``noise``: what dropout
-    multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
+    ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``condition``: what scores are
+    hidden by, and ``seen`` what is left of it beside ``causal``. ``negated``: ``added`` is subtracted.
+    ``noise``: what dropout multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
     ``inner``: nodes that nothing needs any more once it is a call."""
 
     shape: tuple[int, int, int, int, int]
@@ -77,6 +78,8 @@ class Written:
     kept_scale: float = 1.0
     zero_empty: bool = False
     inner: list[Node] = field(default_factory=list)
+    condition: Node | None = None
+    negated: bool = False
 
     @property
     def kept(self) -> float:
@@ -89,6 +92,11 @@ class Written:
     @property
     def out(self) -> Node:
         return self.products[1]
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The type of queries and keys where their product is one of float32, which they are copied to."""
+        return _narrow(*self.products)
 
     @property
     def factors(self) -> tuple[Node, Node, Node, Node]:
@@ -155,9 +163,10 @@ def is_turned(node: object, dims: int) -> Node | None:
 
 
 def find_operand(
-    node: Node, shape: tuple[int, int, int, int], *, turned: bool = False, scales: bool = True
+    node: Node, shape: tuple[int, int, int, int], *, turned: bool = False, scales: bool = True, wide: bool = False
 ) -> Operand | None:
-    """The heads of a factor of a product, ``turned`` over somewhere, before they were scaled, if that counts."""
+    """The heads of a factor of a product, ``turned`` over somewhere, before they were scaled, if that counts, and
+    before they were copied to float32 (``wide``), which changes none of their numbers."""
     batch, heads, length, width = shape
     given = is_turned(node, 3)
     if turned and given is not None:
@@ -171,6 +180,8 @@ def find_operand(
         elif scales and scale is None and (number := scaled_by(found)) is not None:
             scale = number
             found = deepest(found.args[0], (batch, heads, width, length) if turned else shape)
+        elif wide and found.target is aten._to_copy.default and _is_cast(found):
+            found, wide = deepest(found.args[0], (batch, heads, width, length) if turned else shape), False
         else:
             break
     if found is None or turned:
@@ -200,6 +211,8 @@ class _Finder:
         self.scale = 1.0
         self.added: Node | None = None
         self.seen: Node | None = None
+        self.condition: Node | None = None
+        self.negated = False
         self.inverted = self.replaces = self.causal = self.zero_empty = self.is_kept = False
         self.hidden, self.kept_scale = -math.inf, 1.0
         self.noise: Node | None = None
@@ -235,14 +248,28 @@ class _Finder:
             return first if math.isfinite(self.scale) and isinstance(first, Node) else None
         if self.scale != 1.0 or self.added is not None:
             return None
-        if node.target is aten.add.Tensor and not node.kwargs:
+        if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
             return self._add(node)
         choice = hiding(node) if self.seen is None else None
         if choice is None:
             return None
         self.seen, self.inverted, self.hidden, scores = choice
-        self.replaces = True
+        self.replaces, self.condition = True, self.seen
+        if not self.inverted and self.hidden == -math.inf:
+            self._find_causal(self.seen)
         return scores
+
+    def _find_causal(self, seen: Node) -> None:
+        """Whether a condition is one of positions that hides later keys, alone or beside another."""
+        sizes = tuple(self.softmax.meta["val"].shape)
+        found = without_causal(seen, sizes)
+        if found is None:
+            return
+        self.causal, self.seen = True, found[0]
+        if self.seen is None:
+            self.replaces = False
+        elif not fits_scores(self.seen, sizes, (torch.bool,)):
+            self.seen = seen
 
     def _add(self, node: Node) -> Node | None:
         """A mask that is added to scores, the other operand."""
@@ -250,6 +277,9 @@ class _Finder:
         if not isinstance(left, Node) or not isinstance(right, Node):
             return None
         scores, mask = (left, right) if _is_made_of_product(left) else (right, left)
+        if node.target is aten.sub.Tensor:
+            self.added, self.negated = mask, True
+            return scores if scores is left else None
         choice = hiding(_same_below(mask)) if self.seen is None else None
         self.added = mask
         if choice is not None:
@@ -346,18 +376,20 @@ class _Finder:
         batch, heads, queries, keys = self.softmax.meta["val"].shape
         if tuple(scores.meta["val"].shape) != (batch * heads, queries, keys) or out.meta["val"].dim() != 3:
             return None
+        wide = _narrow(scores, out) is not None
         width, last = scores.args[0].meta["val"].shape[2], out.meta["val"].shape[2]  # type: ignore[union-attr]
         if width != last or scores.meta["val"].dtype not in _TYPES or not self._masks_fit():
             return None
-        if out.meta["val"].dtype != scores.meta["val"].dtype or self.scale == 0:
+        if (out.meta["val"].dtype != scores.meta["val"].dtype and not wide) or self.scale == 0:
             return None
-        query = find_operand(scores.args[0], (batch, heads, queries, width))  # type: ignore[arg-type]
-        key = find_operand(scores.args[1], (batch, heads, keys, width), turned=True)  # type: ignore[arg-type]
+        left, right = scores.args
+        query = find_operand(left, (batch, heads, queries, width), wide=wide)  # type: ignore[arg-type]
+        key = find_operand(right, (batch, heads, keys, width), turned=True, wide=wide)  # type: ignore[arg-type]
         value = find_operand(out.args[1], (batch, heads, keys, width))  # type: ignore[arg-type]
         if query is None or key is None or value is None or value.scale is not None:
             return None
         dtypes = {operand.source.meta["val"].dtype for operand in (query, key, value)}
-        if dtypes != {scores.meta["val"].dtype}:
+        if dtypes != {out.meta["val"].dtype}:
             return None
         scale = self.scale * (query.scale or 1.0) * (key.scale or 1.0)
         return Written(
@@ -378,6 +410,8 @@ class _Finder:
             self.kept_scale,
             self.zero_empty,
             self.inner,
+            self.condition,
+            self.negated,
         )
 
     def _masks_fit(self) -> bool:
@@ -385,6 +419,51 @@ class _Finder:
         sizes = tuple(self.softmax.meta["val"].shape)
         masks = ((self.added, _TYPES), (self.seen, (torch.bool,)))
         return all(mask is None or fits_scores(mask, sizes, types) for mask, types in masks)
+
+
+def _narrow(scores: Node, out: Node) -> torch.dtype | None:
+    """The type of a product of weights and values, where that of the scores is float32, and theirs isn't."""
+    wide, dtype = scores.meta["val"].dtype, out.meta["val"].dtype
+    return dtype if wide is torch.float32 and dtype in (torch.bfloat16, torch.float16) else None
+
+
+def without_causal(seen: Node, sizes: tuple[int, ...]) -> tuple[Node | None] | None:
+    """What is left of a condition (``None``: nothing) that says, among others, that no query sees later keys."""
+    node = _expanded(seen)
+    if node.target in (aten.bitwise_and.Tensor, aten.logical_and.default) and not node.kwargs:
+        left, right = node.args
+        for part, other in ((left, right), (right, left)):
+            if isinstance(part, Node) and isinstance(other, Node):
+                found = without_causal(part, sizes)
+                if found is not None:
+                    return (other,) if found[0] is None else (node,)
+        return None
+    later = {aten.ge.Tensor: (0, 1), aten.le.Tensor: (1, 0)}.get(node.target)  # type: ignore[call-overload]
+    if later is None or tuple(node.meta["val"].shape) != tuple(sizes[-2:]):
+        return None
+    query, key = (node.args[place] for place in later)
+    queries, keys = sizes[-2:]
+    return (None,) if _are_places(query, (queries, 1)) and _are_places(key, (keys,)) else None
+
+
+def _expanded(node: Node) -> Node:
+    """What a node repeats along new dimensions before all others."""
+    while node.target is aten.expand.default and isinstance(node.args[0], Node):
+        source = node.args[0]
+        last = tuple(source.meta["val"].shape)
+        if tuple(node.meta["val"].shape[-len(last) :]) != last:
+            return node
+        node = source
+    return node
+
+
+def _are_places(node: object, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of such a shape counts from 0 on."""
+    if not isinstance(node, Node) or tuple(node.meta["val"].shape) != shape or shape[0] == 1:
+        return False
+    while node.target in RESHAPES and isinstance(node.args[0], Node) and _same_count(node.args[0], node):
+        node = node.args[0]
+    return node.target is aten.arange.default and len(node.args) == 1
 
 
 def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ...]) -> bool:

@@ -136,6 +136,8 @@ class _Rewriter:
         for mask in (written.added, written.seen):
             if mask is not None and mask is written.seen and written.inverted:
                 mask = self._emit(place, _inverse, x=mask)
+            if mask is not None and mask is written.added and written.negated:
+                mask = self._emit(place, _negative, x=mask)
             if mask is not None and mask.meta["val"].stride(-1) != 1:
                 mask = self._emit(place, _copied, x=mask)
             made.append(mask)
@@ -170,6 +172,10 @@ def _cast_to(dtype: torch.dtype) -> Callable[..., Any]:
 
 def _copied(x: Any) -> Any:
     return aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+def _negative(x: Any) -> Any:
+    return aten.neg.default(x)
 
 
 def _inverse(x: Any) -> Any:
