@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as of_torch
 
 import aotkit
 from aotkit.attention import flex_attention
+from aotkit.frontend.inputs import calls_flex_attention
+from aotkit.frontend.written_out import write_out_flex_attention
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -120,6 +124,100 @@ def check(got: list[Tensor], run: Callable[..., Any], args: list[Tensor], dtype:
 def test_scores_are_never_in_memory(score_mod: Any, mask_mod: Any, dtype: torch.dtype) -> None:
     run, args = calling(score_mod, mask_mod), operands(dtype, heads=2)
     got, calls, said = graphs_of(run, args)
-    assert calls == [] 
-    print(said)
+    assert calls == [] and said.count("scores are never in memory") == 2
     check(got, run, args, dtype)
+
+
+@pytest.mark.parametrize("mask_mod", [causal, turned_round])
+def test_later_keys_are_hidden_by_where_they_are(mask_mod: Any) -> None:
+    """No mask is computed, and nothing but the operands is read."""
+    _, _, said = graphs_of(calling(None, mask_mod), operands(torch.bfloat16))
+    ahead, _ = said.split("our own 1x aotkit_lower.attention_backward")
+    assert "arange" not in ahead and "where" not in ahead
+
+
+def test_beside_that_a_mask_is_read_without_it() -> None:
+    _, _, said = graphs_of(calling(None, documents), operands(torch.bfloat16))
+    assert " eq  #" in said and " ge " not in said and "bitwise_and" not in said
+
+
+@pytest.mark.parametrize("score_mod", [softcap])
+def test_other_functions_of_scores_are_written_out_and_explain_says_so(score_mod: Any) -> None:
+    run, args = calling(score_mod, causal), operands(torch.bfloat16)
+    got, calls, said = graphs_of(run, args)
+    assert "aten.bmm.default" in calls
+    assert "bfloat16 with scores [2, 4, 40, 64]: scores are in memory" in said
+    check(got, run, args, torch.bfloat16)
+
+
+class Biased(torch.nn.Module):
+    """Scores that depend on parameters, under a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes, self.table = torch.nn.Parameter(SLOPES.clone()), torch.nn.Parameter(TABLE.clone())
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        def near(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s + self.slopes[h] * (i - j)
+
+        def looked_up(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s - self.table[i - j + 63]
+
+        return calling(looked_up, None)(calling(near, window)(q, k, v), k, v)
+
+
+def test_what_scores_are_added_to_is_trained() -> None:
+    layer, args = Biased(), operands(torch.bfloat16, heads=2)
+    exact = Biased().double()
+    got, calls, _ = graphs_of(layer, args)
+    assert not any("bmm" in call for call in calls)
+    check(got, exact, args, torch.bfloat16)
+    for own, right in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert own.grad is not None and right.grad is not None
+        assert (own.grad.double() - right.grad).norm() <= 2e-2 * right.grad.norm()
+
+
+def test_one_token_has_its_keys_in_parts() -> None:
+    def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k < 150
+
+    run, args = calling(relative_to_the_last, seen, 1, 200), operands(torch.bfloat16, heads=2, rows=1, keys=200)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(run, backend="aotkit", options=OPTIONS)(*args)
+        want = run(*(each.double() for each in args))
+    assert (got.double() - want).norm() <= 1e-2 * want.norm()
+
+
+def relative_to_the_last(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s + 0.01 * (q - k)
+
+
+@pytest.mark.parametrize(("score_mod", "mask_mod"), [(softcap, causal), (relative_to_the_last, by_batch)])
+def test_torchs_call_on_a_device_is_written_out(score_mod: Any, mask_mod: Any) -> None:
+    """A graph of Dynamo's, as it is where tensors are on a device."""
+    found: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        found.append(gm)
+        return gm
+
+    mask = create_block_mask(mask_mod, 2, 4, 40, 64, device="cpu")
+    torch._dynamo.reset()
+    torch.compile(lambda q, k, v: of_torch(q, k, v, score_mod, mask), backend=keep)(*operands(torch.bfloat16))
+    (gm,) = found
+    with FakeTensorMode() as mode:
+        for node in gm.graph.nodes:
+            held = node.meta.get("example_value")
+            node.meta["example_value"] = pytree.tree_map_only(Tensor, lambda t: on_device(t, mode), held)
+    made = write_out_flex_attention(gm)
+    assert not calls_flex_attention(made)
+    values = [node.meta.get("example_value") for node in made.graph.nodes]
+    assert {str(t.device) for t in values if isinstance(t, Tensor)} == {"cuda:0"}
+    enters = made.graph.find_nodes(op="call_function", target=torch.amp.autocast_mode._enter_autocast)
+    assert [node.args[0] for node in enters] == ["cuda"]
+
+
+def on_device(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda:0")

@@ -131,7 +131,25 @@ def shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tenso
     return plain(q, copies(k), copies(v), bias, seen)
 
 
+def places() -> tuple[Tensor, Tensor]:
+    """The numbers of queries and of keys."""
+    return torch.arange(S)[:, None], torch.arange(S)
+
+
+def earlier(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    i, j = places()
+    return torch.where((i >= j).expand(B, H, S, S), q @ k.mT, -math.inf).softmax(-1) @ v
+
+
+def earlier_and_seen(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    i, j = places()
+    return torch.where(seen & (j <= i), q @ k.mT * 0.3 - bias, -math.inf).softmax(-1) @ v
+
+
 FOUND = [
+    (earlier, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (earlier_and_seen, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (earlier_and_seen, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
     (plain, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (divided, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
     (scaled_query, 1, (0, 1, 2), ATTENTION_BACKWARD),
@@ -150,10 +168,76 @@ def test_it_is_found_with_its_gradients(function: Function, times: int, trained:
     assert rewritten(joint(function, given, trained), recognize_attention) == {ATTENTION, backward}
 
 
-@pytest.mark.parametrize("function", [plain, divided, hidden, filled, turned])
+@pytest.mark.parametrize("function", [plain, divided, hidden, filled, turned, earlier, earlier_and_seen])
 def test_it_is_found_without_gradients(function: Function) -> None:
     gm = make_fx(lambda *given: [function(*given)], decompositions(), tracing_mode="fake")(*operands())
     assert rewritten(gm, recognize_attention) == {ATTENTION}
+
+
+@pytest.mark.parametrize(("function", "seen"), [(earlier, False), (earlier_and_seen, True)])
+def test_what_hides_later_keys_is_no_mask(function: Function, seen: bool) -> None:
+    gm = joint(function, operands(), (0, 1, 2))
+    rewritten(gm, recognize_attention)
+    for target, place in ((ATTENTION, 3), (ATTENTION_BACKWARD, 7)):
+        (call,) = gm.graph.find_nodes(op="call_function", target=target)
+        assert (call.args[place + 1] is not None) is seen and call.args[place + 7] is True
+    left = gm.graph.find_nodes(op="call_function", target=aten.ge.Tensor)
+    assert not left and not gm.graph.find_nodes(op="call_function", target=aten.arange.default)
+
+
+def later(i: Tensor, j: Tensor) -> Tensor:
+    return i <= j
+
+
+def with_gap(i: Tensor, j: Tensor) -> Tensor:
+    return i + 1 >= j
+
+
+def turned_places(i: Tensor, j: Tensor) -> Tensor:
+    return j >= i
+
+
+@pytest.mark.parametrize("condition", [later, with_gap, turned_places])
+def test_other_conditions_of_places_are_masks(condition: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        return torch.where(condition(*places()), q @ k.mT, -math.inf).softmax(-1) @ v
+
+    gm = joint(function, operands(), (0, 1, 2))
+    assert rewritten(gm, recognize_attention) == {ATTENTION, ATTENTION_BACKWARD}
+    (call,) = gm.graph.find_nodes(op="call_function", target=ATTENTION)
+    assert call.args[4] is not None and call.args[10] is False
+
+
+def in_float(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    """With scores of float32 from operands of fewer bits."""
+    weights = (q.float() @ copies(k).float().mT * 0.3).softmax(-1)
+    return weights.to(v.dtype) @ copies(v)
+
+
+def test_operands_that_are_widened_for_the_scores_are_read_as_they_are() -> None:
+    given = [x.bfloat16() if x.is_floating_point() else x for x in operands(2)]
+    gm = joint(in_float, given, (0, 1, 2))
+    gradient = torch.randn(B, H, S, D).bfloat16()
+    want = gm(gradient, *given)
+    assert recognize_attention(gm.graph, 100, lambda *_: True) == 1
+    drop_dead_nodes(gm.graph)
+    gm.recompile()
+    for target in (ATTENTION, ATTENTION_BACKWARD):
+        (call,) = gm.graph.find_nodes(op="call_function", target=target)
+        assert {x.meta["val"].dtype for x in call.args[:3]} == {torch.bfloat16}
+    assert not gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    for x, y in zip(gm(gradient, *given), want, strict=True):
+        assert x.dtype == torch.bfloat16
+        assert (x - y).float().norm() <= 1e-2 * y.float().norm()
+
+
+def widened_and_changed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return ((q.float() + 1) @ k.float().mT).softmax(-1).to(v.dtype) @ v
+
+
+def test_what_is_computed_in_float32_stays() -> None:
+    given = [x.bfloat16() if x.is_floating_point() else x for x in operands()]
+    assert recognize_attention(joint(widened_and_changed, given, (0, 1, 2)).graph, 100, lambda *_: True) == 0
 
 
 def returns_weights(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:

@@ -91,13 +91,26 @@ def _inline(gm: GraphModule, traced: GraphModule, given: Any, call: Node) -> Any
         if node.op == "placeholder":
             continue
         copy = copies[node] = gm.graph.node_copy(node, copies.__getitem__)
+        _place_number(copy, call)
         copy.meta = {name: call.meta[name] for name in _KEPT if name in call.meta}
-        if "val" in node.meta:  # torch 2.11 leaves none at numbers
+        if "val" in node.meta and copy.target is node.target:  # torch 2.11 leaves none at numbers
             copy.meta["example_value"] = node.meta["val"]
         if node.op == "get_attr":  # a tensor that a function of the user's makes
             copy.target = _free_name(gm, str(node.target))
             setattr(gm, copy.target, getattr(traced, str(node.target)))
     raise AssertionError("a graph without an output")
+
+
+def _place_number(node: Node, call: Node) -> None:
+    """A number that ``vmap`` made a tensor of the CPU is one of the call's device: kernels read it there."""
+    if node.target is torch.ops.aten._to_copy.default and isinstance(node.args[0], int | float):
+        node.target = torch.ops.aten.full.default
+        node.args, node.kwargs = ([], node.args[0]), {**node.kwargs, "device": _device(call)}
+
+
+def _device(call: Node) -> torch.device:
+    device: torch.device = call.meta["example_value"][0].device
+    return device
 
 
 def _free_name(gm: GraphModule, name: str) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "is_turned",
     "number_of",
     "scaled_by",
+    "scores_of_products",
 ]
 
 aten = torch.ops.aten
@@ -32,6 +33,8 @@ RESHAPES = frozenset(
 )
 _FACTORS = frozenset((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar))
 _DIVISIONS = frozenset((aten.div.Tensor, aten.div.Scalar))
+_PASSED = RESHAPES | {aten._to_copy.default, aten.where.self, aten.mul.Tensor}
+_MOST_STEPS = 16  # from a softmax to the product with its weights
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FILLS = {
     aten.full.default: 1,
@@ -121,6 +124,9 @@ def number_of(value: object) -> float | None:
     """A number, or a tensor that the graph fills with one."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, Node) and value.target is aten._to_copy.default and not isinstance(value.args[0], Node):
+        floats = value.meta["val"].is_floating_point()  # vmap makes tensors of numbers
+        return number_of(value.args[0]) if floats else None
     if isinstance(value, Node) and value.target in _FILLS:
         place = _FILLS[value.target]
         return 0.0 if place is None else number_of(value.args[place])
@@ -421,6 +427,34 @@ class _Finder:
         return all(mask is None or fits_scores(mask, sizes, types) for mask, types in masks)
 
 
+def scores_of_products(softmax: Node) -> torch.Tensor | None:
+    """The product with weights of a softmax that is between two products, whatever is done to its scores."""
+    shape, below = softmax.meta["val"].shape, softmax.args[0]
+    if len(shape) != 4 or not all(isinstance(size, int) and size for size in shape):
+        return None
+    seen: set[Node] = set()
+    ahead = [below] if isinstance(below, Node) else []
+    while ahead and not any(node.target is aten.bmm.default for node in ahead):
+        seen.update(ahead)
+        sources = {source for node in ahead for source in node.all_input_nodes} - seen
+        ahead = [node for node in sources if _has_count(node, shape.numel())]
+    ahead_of, passed = softmax, 0
+    while ahead and passed < _MOST_STEPS:
+        users = [user for user in ahead_of.users if user.target is aten.bmm.default]
+        if users:
+            return users[0].meta["val"] if users[0].args[0] is ahead_of else None  # type: ignore[no-any-return]
+        following = [user for user in ahead_of.users if user.target in _PASSED and _has_count(user, shape.numel())]
+        if not following:
+            return None
+        ahead_of, passed = following[-1], passed + 1
+    return None
+
+
+def _has_count(node: Node, count: int) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.numel() == count
+
+
 def _narrow(scores: Node, out: Node) -> torch.dtype | None:
     """The type of a product of weights and values, where that of the scores is float32, and theirs isn't."""
     wide, dtype = scores.meta["val"].dtype, out.meta["val"].dtype
@@ -461,7 +495,8 @@ def _are_places(node: object, shape: tuple[int, ...]) -> bool:
     """Whether a tensor of such a shape counts from 0 on."""
     if not isinstance(node, Node) or tuple(node.meta["val"].shape) != shape or shape[0] == 1:
         return False
-    while node.target in RESHAPES and isinstance(node.args[0], Node) and _same_count(node.args[0], node):
+    passed = RESHAPES | {aten.unsqueeze.default}
+    while node.target in passed and isinstance(node.args[0], Node) and _same_count(node.args[0], node):
         node = node.args[0]
     return node.target is aten.arange.default and len(node.args) == 1
 

@@ -2,13 +2,17 @@
 
 Before ``bmm(dropout(softmax(bmm(query, key.T) * scale + mask)), value)``, with copies and views between, and in a joint
 graph its gradients. After :data:`~..ops.attention.ATTENTION`, and one call for all gradients (Note [Attention as an
-operator]). Requires a target that computes it, that nothing else reads scores or weights, known sizes and float32 or
-bfloat16. A gradient of the scores that is read by itself (a mask that is trained) is a result of the backward.
+operator]). Requires a target that computes it, that nothing else reads scores or weights, known sizes and float32,
+bfloat16 or float16. Queries and keys may be copied to float32 before their product: numbers of fewer bits multiply
+exactly, so kernels read these. A gradient of the scores that is read by itself (a mask that is trained) is a result of
+the backward. Attention that has another form stays as it is written, with its scores in memory; a decision says so.
 
 Note [What a mask may be]
     A sum with a tensor (also a ``where`` between it and a number: then the condition is read, not the tensor that the
     ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores whatever they are. In the backward
-    of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is.
+    of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is. A condition of positions
+    that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor that is read; beside it (``&``)
+    there may be another, which is.
 
 Note [Dropout of weights]
     ATen draws the random numbers, in their order, as in eager mode, but a byte for each: it draws the same ones for
@@ -26,16 +30,17 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
-from ..passes import Pass, PassContext
+from ..passes import Decision, Pass, PassContext
 from ..target import on_host
 from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
-from .attention_parts import Operand, Written, find_written
+from .attention_parts import Operand, Written, find_written, scores_of_products
 from .node_facts import before_writes, escaping_nodes
 from .patterns import emit
 from .rewriting import rewriting
 
 __all__ = ["JOINT_PASS", "PASS", "has_attention", "recognize_attention"]
 
+IN_MEMORY = "scores are in memory: kernels of attention have scales, one mask that is added and one that hides"
 aten = torch.ops.aten
 Takes = Callable[[Written], bool]
 
@@ -189,19 +194,34 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
 
     def takes(written: Written) -> bool:
         *_, queries, keys, width = written.shape
-        value = written.out.meta["val"]
-        dtype = str(value.dtype).removeprefix("torch.")
-        known = ctx.target.capabilities.owns(value.device) and ctx.target.computes_attention(
-            (queries, keys), width, dtype, options
-        )
-        return known and written.scale > 0
+        return written.scale > 0 and _computes(ctx, written.out.meta["val"], (queries, keys), width)
 
     return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes))(graph, ctx)
 
 
+def _computes(ctx: PassContext, out: torch.Tensor, lengths: tuple[int, int], width: int) -> bool:
+    """Whether the target computes attention of such sizes, with a result like ``out``."""
+    dtype = str(out.dtype).removeprefix("torch.")
+    owns = ctx.target.capabilities.owns(out.device)
+    return owns and ctx.target.computes_attention(lengths, width, dtype, ctx.options)
+
+
+def _run_last(graph: Graph, ctx: PassContext) -> Graph:
+    """As :func:`_run`, with a decision for each attention that has another form."""
+    made = _run(graph, ctx)
+    for node in made.nodes if ctx.options.contractions != "aten" else ():
+        out = scores_of_products(node) if node.target is aten._softmax.default else None
+        if out is None or not _computes(ctx, out, tuple(node.meta["val"].shape[2:]), out.shape[2]):
+            continue
+        sizes = list(node.meta["val"].shape)
+        said = f"attention {out.dtype} with scores {sizes}: {IN_MEMORY}".replace("torch.", "")
+        ctx.decisions.append(Decision("contraction", node.name, "attention", False, said))
+    return made
+
+
 PASS = Pass(
     "recognize-attention",
-    _run,
+    _run_last,
     why="attention that is written out becomes one call each way, and its scores are never in memory",
     after=("fold-uniform",),
 )

@@ -22,8 +22,8 @@ def replace_node(old: Node, new: Node) -> bool:
 
     A view's fake value says where in its storage it begins, and lowering addresses memory by that. If ``new`` begins
     elsewhere than ``old``, or has other strides, the views are therefore computed again. One that counts elements from
-    the start of the storage (``as_strided``) would read other ones, and one in a wider type may find the new memory not
-    aligned: then nothing is replaced.
+    the start of the storage (``as_strided``) would read other ones, one in a wider type may find the new memory not
+    aligned, and one of other sizes not one behind the other: then nothing is replaced.
     """
     if _begins_alike(old, new):
         old.replace_all_uses_with(new)
@@ -35,7 +35,10 @@ def replace_node(old: Node, new: Node) -> bool:
     for view in views:
         try:
             values[view] = fake_result(view, values)
-        except RuntimeError:  # a view in a wider type, which would begin inside an element
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # begins inside an element, or rows don't touch
             return False
     for view in views:
         view.meta["val"] = values[view]
