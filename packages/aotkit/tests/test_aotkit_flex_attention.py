@@ -104,8 +104,10 @@ def test_torchs_call_follows_autocast() -> None:
         want = eager(q * 2, k, v, distance)
         ours = flex_attention(q * 2, k, v, distance)
     assert got.dtype == want.dtype == ours.dtype == torch.bfloat16
-    torch.testing.assert_close(got, want)
-    torch.testing.assert_close(ours, want)
+    exact = flex_attention(q.double() * 2, k.double(), v.double(), distance)
+    assert isinstance(want, torch.Tensor) and isinstance(exact, torch.Tensor)
+    for each in (got, ours):  # weights are rounded before or after they are divided by their sum
+        assert (each - exact).norm() <= 1.5 * (want - exact).norm()
 
 
 class Layer(nn.Module):

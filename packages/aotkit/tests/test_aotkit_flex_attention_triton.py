@@ -37,6 +37,10 @@ def window(b: Any, h: Any, q: Any, k: Any) -> Any:
     return (q >= k) & (q - k < 7)
 
 
+def window_by_keys(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q - 9 < k) & (b * 0 + q >= b) & causal(b, h, q, k) & (k + 11 >= q)
+
+
 def documents(b: Any, h: Any, q: Any, k: Any) -> Any:
     return (DOCUMENTS[q] == DOCUMENTS[k]) & causal(b, h, q, k)
 
@@ -69,6 +73,7 @@ FORMS = [
     (None, causal),
     (None, turned_round),
     (None, window),
+    (None, window_by_keys),
     (distance, documents),
     (relative, None),
     (None, with_empty_row),
@@ -128,7 +133,7 @@ def test_scores_are_never_in_memory(score_mod: Any, mask_mod: Any, dtype: torch.
     check(got, run, args, dtype)
 
 
-@pytest.mark.parametrize("mask_mod", [causal, turned_round])
+@pytest.mark.parametrize("mask_mod", [causal, turned_round, window])
 def test_later_keys_are_hidden_by_where_they_are(mask_mod: Any) -> None:
     """No mask is computed, and nothing but the operands is read."""
     _, _, said = graphs_of(calling(None, mask_mod), operands(torch.bfloat16))

@@ -48,6 +48,7 @@ class Case:
     scores: bool = False
     layout: str = "projection"
     scale: float = 0.3
+    window: int = 0
 
     def operands(self, dtype: torch.dtype) -> list[torch.Tensor]:
         _, heads, shared, queries, keys, _ = self.sizes
@@ -83,10 +84,15 @@ class Case:
     def settings(self) -> tuple[float, float, bool, float, bool]:
         return self.scale, self.hidden, self.replaces, 1 / 0.9, self.causal
 
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """What is behind all others."""
+        return (self.window,) if self.window else ()
+
 
 def forward(case: Case) -> Callable[..., Any]:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *masks: torch.Tensor) -> Any:
-        return ops.attention(q, k, v, *case.split(masks), *case.settings, case.zero_empty)
+        return ops.attention(q, k, v, *case.split(masks), *case.settings, case.zero_empty, *case.rest)
 
     return program
 
@@ -95,7 +101,7 @@ def backward(case: Case) -> Callable[..., Any]:
     call = ops.attention_backward.with_scores if case.scores else ops.attention_backward.default
 
     def program(*tensors: torch.Tensor) -> Any:
-        return call(*tensors[:7], *case.split(tensors[7:]), *case.settings, case.scale)
+        return call(*tensors[:7], *case.split(tensors[7:]), *case.settings, case.scale, *case.rest)
 
     return program
 
@@ -114,6 +120,9 @@ def written_out(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor
         scores = torch.where(seen, products := scores, case.hidden)
     if case.causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -INFINITY)
+    if case.window:
+        far = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-case.window)
+        scores = scores.masked_fill(far, -INFINITY)
     if case.zero_empty:
         empty = (scores == -INFINITY).all(-1, keepdim=True)
         weights = torch.where(empty, 0.0, torch.where(empty, 0.0, scores).softmax(-1))

@@ -185,6 +185,35 @@ def test_what_hides_later_keys_is_no_mask(function: Function, seen: bool) -> Non
     assert not left and not gm.graph.find_nodes(op="call_function", target=aten.arange.default)
 
 
+WINDOWS = [
+    (lambda i, j: (i >= j) & (i - j < 3), 3),
+    (lambda i, j: (i - j <= 3) & (j <= i) & (i < j + 7), 4),
+    (lambda i, j: ~(i < 0) & (j > i - 5) & (i >= j), 5),
+    (lambda i, j: (i >= j) & (i - j + 2 <= 2), 1),
+    (lambda i, j: (i >= j) & (i - j < -1), 0),
+    (lambda i, j: (i >= j) & (i + j < 9), 0),
+    (lambda i, j: (i >= j) & (j - i < 3), 0),
+]
+
+
+@pytest.mark.parametrize(("condition", "window"), WINDOWS)
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_window_is_no_mask_where_the_target_knows_windows(condition: Any, window: int, windows: bool) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        scores = torch.where(condition(*places()), q @ k.mT, -math.inf)
+        return aten._safe_softmax.default(scores, -1) @ v
+
+    gm = joint(function, operands(), (0, 1, 2))
+    if windows:
+        rewritten(gm, lambda *given: recognize_attention(*given, windows=True))
+    else:
+        rewritten(gm, recognize_attention)
+    for target, place in ((ATTENTION, 4), (ATTENTION_BACKWARD, 8)):
+        (call,) = gm.graph.find_nodes(op="call_function", target=target)
+        assert call.args[place + 6] is True
+        assert call.args[place + 8 :] == ((window,) if window and windows else ())
+
+
 def later(i: Tensor, j: Tensor) -> Tensor:
     return i <= j
 

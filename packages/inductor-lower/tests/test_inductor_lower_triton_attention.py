@@ -85,6 +85,11 @@ CASES = [
     Case((1, 4, 2, 37, 41, 3), kept=True, seen="bij"),
     Case((1, 2, 1, 50, 33, 256), kept=True, layout="contiguous"),
     Case((2, 4, 2, 3, 100, 16), seen="bij", zero_empty=True),  # more heads than queries: loops in another order
+    Case((1, 2, 2, 300, 300, 32), causal=True, window=7),
+    Case((2, 4, 2, 200, 250, 16), causal=True, window=140, kept=True),
+    Case((1, 4, 1, 270, 70, 24), causal=True, window=64, zero_empty=True),  # the last queries see nothing
+    Case((1, 2, 1, 140, 140, 64), seen="bij", added="hij", replaces=True, causal=True, window=33, scores=True),
+    Case((1, 4, 2, 70, 70, 32), causal=True, window=2),
 ]
 
 
@@ -127,6 +132,26 @@ def test_hidden_by_the_smallest_number_is_not_hidden_from_who_sees_nothing_else(
     eager, true = (written_out(case, args, gradient, kind) for kind in (torch.float32, torch.float64))
     for own, want, right in zip(got, eager, true, strict=True):
         assert own.isfinite().all() and off(own, right) <= 3 * (off(want, right) + 2e-6)
+
+
+def test_keys_out_of_the_window_are_not_read() -> None:
+    """By blocks that see none of them, in both directions: what lies there, nan here, changes nothing."""
+    case = Case((1, 2, 1, 600, 600, 16), causal=True, window=20)
+    args = case.operands(torch.bfloat16)
+    gradient = case.lines(2, 600, torch.bfloat16)
+    want = computed(case, args, gradient)
+    for tensor in args[1:]:
+        tensor[:, :, :100] = float("nan")
+    got = computed(case, args, gradient)
+    for own, right in zip(got, want, strict=True):
+        assert torch.equal(own[:, :, 300:], right[:, :, 300:]) and own.isnan().any()
+    for tensor in args[1:]:
+        tensor[:, :, :100] = 0
+    for tensor in (args[0], gradient):
+        tensor[:, :, 500:] = float("nan")  # these queries see no key before 481
+    got, want = computed(case, args, gradient), want
+    for own, right in zip(got[2:4], want[2:4], strict=True):
+        assert own[:, :, :350].isfinite().all() and torch.equal(own[:, :, 130:350], right[:, :, 130:350])
 
 
 # -- keys in parts -------------------------------------------------------------------------------------------------
@@ -309,9 +334,10 @@ def on_device(case: Any, dtype: torch.dtype, gradients: bool = False) -> list[Ke
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [64, 128])
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
-def test_blocks_fit_a_hopper(head: int, gradients: bool) -> None:
+@pytest.mark.parametrize("window", [0, 200])
+def test_blocks_fit_a_hopper(head: int, gradients: bool, window: int) -> None:
     """Products are those of its tensor cores, nothing is spilled, and lines are loaded 16 bytes at once."""
-    for source in on_device(Case((8, 12, 12, 1024, 1024, head), causal=True), torch.bfloat16, gradients):
+    for source in on_device(Case((8, 12, 12, 1024, 1024, head), causal=True, window=window), torch.bfloat16, gradients):
         cubin = compile_kernel(source, 90, keep_ptx=True)
         facts = resource_facts(cubin)
         assert facts.spills == facts.stack == 0 and "wgmma" in cubin.ptx

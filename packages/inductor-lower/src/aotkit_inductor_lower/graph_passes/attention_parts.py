@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Node
 
+from .attention_places import seen_places
 from .node_facts import same_number, shared_heads
 
 __all__ = [
@@ -60,7 +61,8 @@ class Written:
     """Attention that is written out. ``shape``: batch, heads, queries, keys, numbers of a head. ``products``: of
     queries and keys, and of weights and values, with their factors as these take them: ``query3``, ``key3``,
     ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``condition``: what scores are
-    hidden by, and ``seen`` what is left of it beside ``causal``. ``negated``: ``added`` is subtracted.
+    hidden by, and ``seen`` what is left of it beside ``causal`` and ``window``
+    (:class:`~.attention_places.Places`). ``negated``: ``added`` is subtracted.
     ``noise``: what dropout multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
     ``inner``: nodes that nothing needs any more once it is a call."""
 
@@ -83,6 +85,7 @@ class Written:
     inner: list[Node] = field(default_factory=list)
     condition: Node | None = None
     negated: bool = False
+    window: int = 0
 
     @property
     def kept(self) -> float:
@@ -195,8 +198,8 @@ def find_operand(
     return Operand(found, scale)
 
 
-def find_written(softmax: Node) -> Written | None:
-    """The attention around a softmax."""
+def find_written(softmax: Node, *, windows: bool = False) -> Written | None:
+    """The attention around a softmax. ``windows``: keys that are too far back may be hidden by where they are."""
     value = softmax.meta["val"]
     if value.dim() != 4 or value.dtype not in _TYPES:
         return None
@@ -204,15 +207,15 @@ def find_written(softmax: Node) -> Written | None:
         return None
     if not all(isinstance(size, int) and size for size in value.shape):
         return None
-    found = _Finder(softmax)
+    found = _Finder(softmax, windows)
     return found.result() if found.go_down() and found.go_up() else None
 
 
 class _Finder:
     """Walks from a softmax to both products."""
 
-    def __init__(self, softmax: Node) -> None:
-        self.softmax = softmax
+    def __init__(self, softmax: Node, windows: bool) -> None:
+        self.softmax, self.windows, self.window = softmax, windows, 0
         self.inner: list[Node] = [softmax]
         self.scale = 1.0
         self.added: Node | None = None
@@ -262,16 +265,16 @@ class _Finder:
         self.seen, self.inverted, self.hidden, scores = choice
         self.replaces, self.condition = True, self.seen
         if not self.inverted and self.hidden == -math.inf:
-            self._find_causal(self.seen)
+            self._find_places(self.seen)
         return scores
 
-    def _find_causal(self, seen: Node) -> None:
-        """Whether a condition is one of positions that hides later keys, alone or beside another."""
+    def _find_places(self, seen: Node) -> None:
+        """Whether a condition hides later keys, alone or beside another."""
         sizes = tuple(self.softmax.meta["val"].shape)
-        found = without_causal(seen, sizes)
+        found = seen_places(seen, sizes, windows=self.windows)
         if found is None:
             return
-        self.causal, self.seen = True, found[0]
+        self.causal, self.window, self.seen = True, found.window, found.rest
         if self.seen is None:
             self.replaces = False
         elif not fits_scores(self.seen, sizes, (torch.bool,)):
@@ -418,6 +421,7 @@ class _Finder:
             self.inner,
             self.condition,
             self.negated,
+            self.window,
         )
 
     def _masks_fit(self) -> bool:
@@ -459,46 +463,6 @@ def _narrow(scores: Node, out: Node) -> torch.dtype | None:
     """The type of a product of weights and values, where that of the scores is float32, and theirs isn't."""
     wide, dtype = scores.meta["val"].dtype, out.meta["val"].dtype
     return dtype if wide is torch.float32 and dtype in (torch.bfloat16, torch.float16) else None
-
-
-def without_causal(seen: Node, sizes: tuple[int, ...]) -> tuple[Node | None] | None:
-    """What is left of a condition (``None``: nothing) that says, among others, that no query sees later keys."""
-    node = _expanded(seen)
-    if node.target in (aten.bitwise_and.Tensor, aten.logical_and.default) and not node.kwargs:
-        left, right = node.args
-        for part, other in ((left, right), (right, left)):
-            if isinstance(part, Node) and isinstance(other, Node):
-                found = without_causal(part, sizes)
-                if found is not None:
-                    return (other,) if found[0] is None else (node,)
-        return None
-    later = {aten.ge.Tensor: (0, 1), aten.le.Tensor: (1, 0)}.get(node.target)  # type: ignore[call-overload]
-    if later is None or tuple(node.meta["val"].shape) != tuple(sizes[-2:]):
-        return None
-    query, key = (node.args[place] for place in later)
-    queries, keys = sizes[-2:]
-    return (None,) if _are_places(query, (queries, 1)) and _are_places(key, (keys,)) else None
-
-
-def _expanded(node: Node) -> Node:
-    """What a node repeats along new dimensions before all others."""
-    while node.target is aten.expand.default and isinstance(node.args[0], Node):
-        source = node.args[0]
-        last = tuple(source.meta["val"].shape)
-        if tuple(node.meta["val"].shape[-len(last) :]) != last:
-            return node
-        node = source
-    return node
-
-
-def _are_places(node: object, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of such a shape counts from 0 on."""
-    if not isinstance(node, Node) or tuple(node.meta["val"].shape) != shape or shape[0] == 1:
-        return False
-    passed = RESHAPES | {aten.unsqueeze.default}
-    while node.target in passed and isinstance(node.args[0], Node) and _same_count(node.args[0], node):
-        node = node.args[0]
-    return node.target is aten.arange.default and len(node.args) == 1
 
 
 def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ...]) -> bool:

@@ -11,8 +11,8 @@ Note [What a mask may be]
     A sum with a tensor (also a ``where`` between it and a number: then the condition is read, not the tensor that the
     ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores whatever they are. In the backward
     of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is. A condition of positions
-    that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor that is read; beside it (``&``)
-    there may be another, which is.
+    that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor that is read, nor is a window
+    beside it, where the target knows these; another one beside it (``&``) is.
 
 Note [Dropout of weights]
     ATen draws the random numbers, in their order, as in eager mode, but a byte for each: it draws the same ones for
@@ -50,18 +50,19 @@ def has_attention(graph: Graph) -> bool:
     return any(node.target in (aten._softmax.default,) for node in graph.nodes)
 
 
-def recognize_attention(graph: Graph, fuel: int, takes: Takes) -> int:
-    """Run the pass; the number of attentions found. ``takes``: whether the target computes one."""
+def recognize_attention(graph: Graph, fuel: int, takes: Takes, *, windows: bool = False) -> int:
+    """Run the pass; the number of attentions found. ``takes``: whether the target computes one; ``windows``: it hides
+    keys that are too far back by where they are."""
     found = 0
     escaping = escaping_nodes(graph)
     for node in before_writes(graph):
         if found < fuel and node.target is aten._softmax.default:
-            found += _rewrite(graph, node, takes, escaping)
+            found += _rewrite(graph, node, takes, escaping, windows)
     return found
 
 
-def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node]) -> int:
-    written = find_written(softmax)
+def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], windows: bool) -> int:
+    written = find_written(softmax, windows=windows)
     if written is None or not takes(written):
         return 0
     gradients = find_gradients(written)
@@ -89,22 +90,23 @@ class _Rewriter:
         masks = self._masks(place)
         operands = [self._lines(operand, place) for operand in written.operands]
         settings = (written.scale, written.hidden, written.replaces, written.kept_scale, written.causal)
-        call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty])
+        window = [written.window] if written.window else []
+        call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty, *window])
         result, tops, totals = (self._part(place, call, k) for k in range(3))
         of_result.take(self.graph, result, self.escaping)
         if self.gradients.of_query is not None:
-            self._write_gradients([*operands, result, tops, totals], [*masks, *settings])
+            self._write_gradients([*operands, result, tops, totals], [*masks, *settings], window)
         if written.drawn is not None:
             erase_unused(self.graph, written.drawn)
         return True
 
-    def _write_gradients(self, saved: list[Node], rest: list[Any]) -> None:
+    def _write_gradients(self, saved: list[Node], rest: list[Any], window: list[int]) -> None:
         found = self.gradients
         place = found.first
         assert place is not None and found.gradient is not None
         target = ATTENTION_BACKWARD if found.of_scores is None else ATTENTION_BACKWARD_WITH_SCORES
         gradient = self._lines(found.gradient, place)
-        call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope])
+        call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope, *window])
         for k, old in enumerate((found.of_query, found.of_key, found.of_value)):
             assert old is not None
             made = self._part(place, call, k)
@@ -196,7 +198,8 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
         *_, queries, keys, width = written.shape
         return written.scale > 0 and _computes(ctx, written.out.meta["val"], (queries, keys), width)
 
-    return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes))(graph, ctx)
+    windows = ctx.target.capabilities.attention_windows
+    return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes, windows=windows))(graph, ctx)
 
 
 def _computes(ctx: PassContext, out: torch.Tensor, lengths: tuple[int, int], width: int) -> bool:

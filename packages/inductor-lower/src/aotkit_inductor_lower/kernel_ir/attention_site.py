@@ -52,7 +52,7 @@ class AttentionSite:
     backward behind these the gradient of the result and the result. ``outputs``: the result, or the gradients of query,
     key and value, and of the scores where these are asked for. ``saved``: a number for each query, the logarithm of the
     sum of weights, or the largest score and the sum. ``kept``: weights that dropout leaves, times ``kept_scale``.
-    ``slope``: the factor of gradients of scores."""
+    ``slope``: the factor of gradients of scores. ``window``: beside ``causal``, how many keys are seen; 0: all."""
 
     backward: bool
     precision: Precision
@@ -72,6 +72,7 @@ class AttentionSite:
     kept: Lines | None = None
     kept_scale: float = 1.0
     zero_empty: bool = True
+    window: int = 0
 
 
 def attention_site(kernel: Kernel) -> AttentionSite | None:
@@ -149,6 +150,7 @@ class _Score:
     added: str = ""  # or "plain", or "cast"
     seen: str = ""  # or "adds", or "replaces"
     causal: bool = False
+    window: bool = False
 
     @property
     def text(self) -> str:
@@ -167,11 +169,14 @@ class _Score:
         if self.causal:
             lines += "key = index; query = index; below = le key query; least = const;"
             lines += "score = where below score least;"
+        if self.window:
+            lines += "first = index; key = index; near = le first key; least = const; score = where near score least;"
         return lines
 
 
 _ADDED, _SEEN = ("", "plain", "cast"), ("", "adds", "replaces")
-_SCORES = [_Score(added, seen, causal) for added in _ADDED for seen in _SEEN for causal in (False, True)]
+_PLACES = ((False, False), (True, False), (True, True))
+_SCORES = [_Score(added, seen, *places) for added in _ADDED for seen in _SEEN for places in _PLACES]
 _KEPT = "kept = load; much = const; none = const; factor = where kept much none;"
 
 
@@ -210,7 +215,7 @@ class _Reader:
         self.grid = kernel.grid
         self.nests = list(perfect_nests(kernel))
         self.precisions: set[Precision] = set()
-        self.scale, self.causal = 0.0, False
+        self.scale, self.causal, self.window = 0.0, False, 0
         self.mask: Mask | None = None
         self.kept: Lines | None = None
         self.kept_scale = 1.0
@@ -341,11 +346,18 @@ class _Reader:
             if known.seen != "replaces":
                 next(body)
             self.mask = Mask(added, seen, hidden, known.seen == "replaces")
+        query = sym(rows[-1].symbol) if rows[-1] is not _ONE_QUERY else _NONE
         if known.causal:
             indices = [_next(body, Index).expr for _ in range(2)]
             next(body)
-            query = sym(rows[-1].symbol) if rows[-1] is not _ONE_QUERY else _NONE
             if indices != [sym(column.symbol), query] or _next(body, Const).value != -math.inf:
+                raise _Other
+            next(body)
+        if known.window:
+            first, key = (_next(body, Index).expr for _ in range(2))
+            next(body)
+            self.window = ((query - first).constant or 0) + 1
+            if key != sym(column.symbol) or self.window < 1 or _next(body, Const).value != -math.inf:
                 raise _Other
             next(body)
         return body
@@ -377,7 +389,7 @@ class _Reader:
         backward = queries is None
         kept = (tuple(saved), self.scale, self.mask, self.causal)
         site = AttentionSite(backward, precision, dtype, batch, queries, counts, size, read, written, *kept)
-        return replace(site, shared=self.shared, kept=self.kept, kept_scale=self.kept_scale)
+        return replace(site, shared=self.shared, kept=self.kept, kept_scale=self.kept_scale, window=self.window)
 
 
 _T = TypeVar("_T", Load, Store, Const, Index)

@@ -62,6 +62,7 @@ class Attention:
     kept_scale: float = 1.0
     slope: float = 0.0
     zero_empty: bool = True
+    window: int = 0
 
     @property
     def backward(self) -> bool:
@@ -96,7 +97,16 @@ class Attention:
         """What calls have in common that are computed the same way: all but where their operands are."""
         masks = (self.added, self.seen, self.kept)
         tensors = [b and (b.dtype, b.sizes, b.strides) for b in (*self.operands, *masks, *self.results)]
-        numbers = self.scale, self.causal, self.hidden, self.replaces, self.kept_scale, self.slope, self.zero_empty
+        numbers = (
+            self.scale,
+            self.causal,
+            self.hidden,
+            self.replaces,
+            self.kept_scale,
+            self.slope,
+            self.zero_empty,
+            self.window,
+        )
         return self.call.target, tuple(tensors), repr(numbers)
 
     def nest(self, precision: Precision) -> tuple[LoopNest, tuple[Buffer, ...]]:
@@ -127,8 +137,8 @@ def attention_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str) -
 
 
 def _own_settings(call: ExternCall, buffers: Mapping[str, Buffer]) -> dict[str, object] | None:
-    names = ("added", "seen", "kept", "scale", "hidden", "replaces", "kept_scale", "causal", "last")
-    given: dict[str, object] = dict(zip(names, call.args[_OPERANDS[call.target] :], strict=True))
+    names = ("added", "seen", "kept", "scale", "hidden", "replaces", "kept_scale", "causal", "last", "window")
+    given: dict[str, object] = dict(zip(names, call.args[_OPERANDS[call.target] :], strict=False))
     for name in ("added", "seen", "kept"):
         given[name] = _tensor(call.args[_OPERANDS[call.target] + names.index(name)], buffers)
     plain = {name: value.value if isinstance(value, Literal) else value for name, value in given.items()}
@@ -287,6 +297,9 @@ class _Writer:
             made = nest.op("add", made, added)
         if attention.causal:
             seen = nest.op("le", nest.index_value(at["j"]), nest.index_value(at["i"]))
+            made = nest.where(seen, made, self.number(-math.inf))
+        if attention.window:
+            seen = nest.op("le", nest.index_value(at["i"] - (attention.window - 1)), nest.index_value(at["j"]))
             made = nest.where(seen, made, self.number(-math.inf))
         return made, shown
 

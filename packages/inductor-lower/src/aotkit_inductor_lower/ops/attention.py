@@ -3,8 +3,9 @@
 Note [Attention as an operator]
     ``softmax(query @ key.mT * scale + bias) @ value``, where ``bias`` is ``where(seen, added, hidden)``: ``added`` is 0
     and all is ``seen`` where these are left out. ``kept`` are the weights that dropout leaves, which are multiplied by
-    ``kept_scale``. ``causal`` hides later keys by -inf. Heads of keys and values may be fewer than those of queries,
-    each for several heads of queries, one after the other.
+    ``kept_scale``. ``causal`` hides later keys by -inf, and ``window``, where it is not 0, all but so many keys up to
+    the query's own place. Heads of keys and values may be fewer than those of queries, each for several heads of
+    queries, one after the other.
 
     Of a query whose scores are all -inf the result is nan, as ``softmax`` has it, or 0 with ``zero_empty``, as ATen's
     attention has it.
@@ -38,11 +39,13 @@ _SAVED = "Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor result
 
 _library = torch.library.Library(_NAME, "DEF")
 _library.define(
-    f"attention(Tensor query, Tensor key, Tensor value, {_OPERANDS}, bool zero_empty) -> (Tensor, Tensor, Tensor)"
+    f"attention(Tensor query, Tensor key, Tensor value, {_OPERANDS}, bool zero_empty, int window=0) "
+    "-> (Tensor, Tensor, Tensor)"
 )
-_library.define(f"attention_backward({_SAVED}, {_OPERANDS}, float slope) -> (Tensor, Tensor, Tensor)")
+_library.define(f"attention_backward({_SAVED}, {_OPERANDS}, float slope, int window=0) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    f"attention_backward.with_scores({_SAVED}, {_OPERANDS}, float slope) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"attention_backward.with_scores({_SAVED}, {_OPERANDS}, float slope, int window=0) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -65,6 +68,7 @@ class _Settings:
     kept_scale: float
     causal: bool
     last: Any
+    window: int = 0
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """The scores, with their masks."""
@@ -76,8 +80,9 @@ class _Settings:
             scores = scores + (bias if self.seen is None else torch.where(self.seen, bias, self.hidden))
         if not self.causal:
             return scores
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        return scores.masked_fill(later, -math.inf)
+        every = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(every.triu(1), -math.inf)
+        return scores.masked_fill(every.tril(-self.window), -math.inf) if self.window else scores
 
     def dropped(self, weights: Tensor) -> Tensor:
         """What dropout makes of weights, or of their gradients."""

@@ -229,6 +229,7 @@ class AttentionText:
                 self.line(f"score = score + tl.where(seen, {bias}, {hidden})")
         axis, beside = ("[:, None]", "[None, :]") if down else ("[None, :]", "[:, None]")
         tests = [f"(key{beside} <= query{axis})"] if self.site.causal and edge else []
+        tests += [f"(key{beside} > query{axis} - {self.site.window})"] if self.site.window and edge else []
         tests += [f"{columns}{beside}"] if columns and edge else []
         if tests:
             self.line(f"score = tl.where({' & '.join(tests)}, score, float('-inf'))")
@@ -250,6 +251,12 @@ class AttentionText:
     def narrow(self, value: str) -> str:
         """A factor of a product, in the type of the operands."""
         return cast_text(value, DType.F32, self.site.dtype) if self.half else value
+
+    def start_of_keys(self, first: str) -> str:
+        """Where the block of keys begins that has the first one in the window of query ``first``."""
+        if not self.site.window:
+            return "0"
+        return f"tl.maximum({first} - {self.site.window - 1}, 0) // XBLOCK * XBLOCK"
 
     def keys_end(self, *, known: str) -> bool:
         """Whether blocks of so many keys may go past the last."""

@@ -134,7 +134,8 @@ class _OfQueries(_Gradients):
         self.load_saved()
         self.line("acc = tl.full([YBLOCK, HEAD], 0.0, tl.float32)")
         self.line(f"end = {f'tl.minimum({self.keys}, first + YBLOCK)' if self.skips else self.keys}")
-        self.open("for start in range(0, end, XBLOCK):")
+        self.line(f"near = {self.start_of_keys('first') if self.skips else '0'}")
+        self.open("for start in range(near, end, XBLOCK):")
         self.name_keys("start")
         self.load_rows("of_key", key, "key", self.in_key)
         self.load_rows("of_value", value, "key", self.in_key)
@@ -195,11 +196,15 @@ class _OfKeys(_Gradients):
     def _open_queries(self) -> None:
         """The loop over blocks of queries: of all heads, from the first on that sees a key of the block."""
         self.line(f"least = {'first_key // YBLOCK * YBLOCK' if self.skips else '0'}")
+        last = self.queries
+        if self.site.window and self.skips:
+            last = "most"
+            self.line(f"most = tl.minimum({self.queries}, first_key + XBLOCK + {self.site.window - 1})")
         if not self.head:
-            self.open(f"for start in range(least, {self.queries}, YBLOCK):")
+            self.open(f"for start in range(least, {last}, YBLOCK):")
             self.name_queries("start")
             return
-        self.line(f"steps = tl.maximum({self.queries} - least + (YBLOCK - 1), 0) // YBLOCK")
+        self.line(f"steps = tl.maximum({last} - least + (YBLOCK - 1), 0) // YBLOCK")
         self.open(f"for step in range(0, steps * {self.site.shared}):")
         self.line("shared_head = step // steps")
         self.name_queries("least + step % steps * YBLOCK")

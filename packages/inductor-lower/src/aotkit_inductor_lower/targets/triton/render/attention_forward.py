@@ -158,6 +158,10 @@ class _Forward(_Rows):
             self.line("end = tl.minimum(end, start_of_part + PART)")
             self._loop("start_of_part", "end", edge=True)
             return
+        if self.site.window:
+            self.line(f"near = {self.start_of_keys('first') if self._is_of_one_head() else '0'}")
+            self._loop("near", "end", edge=True)
+            return
         if not self.site.causal and not self.keys_end(known="XBLOCK"):
             self._loop("0", "end", edge=False)
             return

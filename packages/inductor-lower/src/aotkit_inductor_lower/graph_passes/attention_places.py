@@ -1,0 +1,123 @@
+"""Which keys a query sees, where a condition says it by their positions: found in a graph.
+
+Note [Conditions of positions]
+    A condition is a conjunction of comparisons. One that compares sums of positions and whole numbers says
+    ``a*query + b*key + c >= 0``; two of these are known: no later keys (``query - key >= 0``), and no keys further back
+    than a window (``key - query + window - 1 >= 0``). What else is in the conjunction stays a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+__all__ = ["Places", "seen_places"]
+
+aten = torch.ops.aten
+_SAME = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default)
+_ANDS = (aten.bitwise_and.Tensor, aten.logical_and.default)
+_AT_LEAST = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
+_COMPARISONS = {
+    getattr(getattr(aten, name), kind): signs for name, signs in _AT_LEAST.items() for kind in ("Tensor", "Scalar")
+}
+_SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
+Sum = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a condition says: ``causal``: no later keys; ``window``: not more than so many keys, the last of which has
+    the query's own position (0: any); ``rest``: a condition beside that."""
+
+    causal: bool
+    window: int
+    rest: Node | None
+
+
+def seen_places(seen: Node, sizes: tuple[int, ...], *, windows: bool) -> Places | None:
+    """What a condition of scores of such sizes says, if it hides later keys; ``windows``: those may be told, too."""
+    causal, window, rest = False, 0, list[Node]()
+    for part in _conjuncts(seen):
+        known = _comparison(expanded(part), sizes[-2:])
+        if known == (1, -1, 0):
+            causal = True
+        elif windows and known is not None and known[:2] == (-1, 1) and known[2] >= 0:
+            window = min(window or known[2] + 1, known[2] + 1)
+        else:
+            rest.append(part)
+    if not causal:
+        return None
+    return Places(True, window, None if not rest else rest[0] if len(rest) == 1 else seen)
+
+
+def _conjuncts(seen: Node) -> list[Node]:
+    node = expanded(seen)
+    if node.target not in _ANDS or node.kwargs or not all(isinstance(part, Node) for part in node.args):
+        return [seen]
+    return [found for part in node.args if isinstance(part, Node) for found in _conjuncts(part)]
+
+
+def expanded(node: Node) -> Node:
+    """What a node repeats along dimensions before all that it has."""
+    while node.target is aten.expand.default and isinstance(node.args[0], Node):
+        source = node.args[0]
+        last = tuple(source.meta["val"].shape)
+        if not last or tuple(node.meta["val"].shape[-len(last) :]) != last:
+            return node
+        node = source
+    return node
+
+
+def _comparison(node: Node, lengths: tuple[int, ...]) -> Sum | None:
+    """What a comparison says is at least 0: how often the query's position, the key's, and a number."""
+    signs = _COMPARISONS.get(node.target)  # type: ignore[call-overload]
+    if signs is None or tuple(node.meta["val"].shape) != tuple(lengths) or 1 in lengths:
+        return None
+    left, right = (_sum(part, lengths, None) for part in node.args[:2])
+    if left is None or right is None:
+        return None
+    sign, more = signs
+    a, b, c = (sign * (x - y) for x, y in zip(left, right, strict=True))
+    return a, b, c + more
+
+
+def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
+    """The positions and the number that a value is the sum of. ``of``: its elements are those of queries (0) or keys
+    (1), which else its sizes say."""
+    number = _whole_number(value)
+    if number is not None:
+        return 0, 0, number
+    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return None
+    shape = tuple(value.meta["val"].shape)
+    if of is None:
+        of = {(lengths[0], 1): 0, (lengths[1],): 1, (1, lengths[1]): 1}.get(shape)
+    if value.target in _SUMS and not value.kwargs:
+        parts = [_sum(part, lengths, of) for part in value.args]
+        if len(parts) != 2 or None in parts:
+            return None
+        (a, b, c), (d, e, f) = parts  # type: ignore[misc]
+        sign = _SUMS[value.target]  # type: ignore[index]
+        return a + sign * d, b + sign * e, c + sign * f
+    if of is None or value.meta["val"].numel() != lengths[of] or value.meta["val"].is_floating_point():
+        return None
+    if value.target in _SAME:
+        return _sum(value.args[0], lengths, of)
+    if value.target is aten.arange.default and len(value.args) == 1:
+        return (1, 0, 0) if of == 0 else (0, 1, 0)
+    return None
+
+
+def _whole_number(value: object) -> int | None:
+    """A whole number, or a tensor without dimensions that is one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, Node) or value.all_input_nodes:
+        return None
+    if value.target in (aten._to_copy.default, aten.scalar_tensor.default):
+        return _whole_number(value.args[0])
+    if value.target is aten.full.default and value.args[0] == []:
+        return _whole_number(value.args[1])
+    return None
