@@ -69,10 +69,20 @@ def softcap(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return 20 * torch.tanh(s / 20)
 
 
+def capped_and_near(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return 0.5 * torch.tanh(s * 0.7) - SLOPES.to(s)[h] * (q - k)
+
+
+def squared(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s * s / 20
+
+
 FORMS = [
     (None, causal),
     (None, turned_round),
     (None, window),
+    (softcap, causal),
+    (capped_and_near, window),
     (None, window_by_keys),
     (distance, documents),
     (relative, None),
@@ -146,7 +156,7 @@ def test_beside_that_a_mask_is_read_without_it() -> None:
     assert " eq  #" in said and " ge " not in said and "bitwise_and" not in said
 
 
-@pytest.mark.parametrize("score_mod", [softcap])
+@pytest.mark.parametrize("score_mod", [squared])
 def test_other_functions_of_scores_are_written_out_and_explain_says_so(score_mod: Any) -> None:
     run, args = calling(score_mod, causal), operands(torch.bfloat16)
     got, calls, said = graphs_of(run, args)

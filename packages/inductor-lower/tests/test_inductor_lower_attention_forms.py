@@ -49,6 +49,7 @@ class Case:
     layout: str = "projection"
     scale: float = 0.3
     window: int = 0
+    cap: float = 0.0
 
     def operands(self, dtype: torch.dtype) -> list[torch.Tensor]:
         _, heads, shared, queries, keys, _ = self.sizes
@@ -85,9 +86,9 @@ class Case:
         return self.scale, self.hidden, self.replaces, 1 / 0.9, self.causal
 
     @property
-    def rest(self) -> tuple[int, ...]:
+    def rest(self) -> tuple[float, ...]:
         """What is behind all others."""
-        return (self.window,) if self.window else ()
+        return (self.window, self.cap) if self.window or self.cap else ()
 
 
 def forward(case: Case) -> Callable[..., Any]:
@@ -112,6 +113,7 @@ def written_out(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor
     added, seen, kept = case.split(args[3:])
     times = case.sizes[1] // case.sizes[2]
     scores = q @ k.repeat_interleave(times, 1).mT * case.scale
+    scores = case.cap * (scores / case.cap).tanh() if case.cap else scores
     bias = torch.zeros_like(scores) if added is None else added.to(dtype).expand_as(scores)
     bias = bias.detach().requires_grad_()
     products = None

@@ -205,13 +205,44 @@ def test_a_window_is_no_mask_where_the_target_knows_windows(condition: Any, wind
 
     gm = joint(function, operands(), (0, 1, 2))
     if windows:
-        rewritten(gm, lambda *given: recognize_attention(*given, windows=True))
+        rewritten(gm, lambda *given: recognize_attention(*given, bodies=True))
     else:
         rewritten(gm, recognize_attention)
     for target, place in ((ATTENTION, 4), (ATTENTION_BACKWARD, 8)):
         (call,) = gm.graph.find_nodes(op="call_function", target=target)
         assert call.args[place + 6] is True
-        assert call.args[place + 8 :] == ((window,) if window and windows else ())
+        assert call.args[place + 8 :] == ((window, 0.0) if window and windows else ())
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (3 * torch.tanh(q @ k.mT / 4) + bias).masked_fill(~seen, -1e9).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(("trained", "backward"), [((0, 1, 2), ATTENTION_BACKWARD)])
+def test_a_cap_is_found_where_the_target_knows_caps(trained: Sequence[int], backward: Any) -> None:
+    gm = joint(capped, operands(), trained)
+    assert rewritten(gm, recognize_attention) == {aten._softmax.default}
+    assert rewritten(gm, lambda *given: recognize_attention(*given, bodies=True)) == {ATTENTION, backward}
+    (call,) = gm.graph.find_nodes(op="call_function", target=ATTENTION)
+    assert call.args[12:] == (0, 3.0) and call.args[6] == 0.75
+
+
+def capped_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return torch.tanh(torch.tanh(q @ k.mT)).softmax(-1) @ v
+
+
+def term_in_the_cap(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return torch.tanh(q @ k.mT + bias).softmax(-1) @ v
+
+
+def turned_cap(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (-2 * torch.tanh(q @ k.mT)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("function", [capped_twice, term_in_the_cap, turned_cap])
+def test_other_tangents_stay(function: Function) -> None:
+    gm = joint(function, operands(), (0, 1, 2))
+    assert rewritten(gm, lambda *given: recognize_attention(*given, bodies=True)) == {aten._softmax.default}
 
 
 def later(i: Tensor, j: Tensor) -> Tensor:

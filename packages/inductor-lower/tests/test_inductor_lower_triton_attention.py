@@ -90,6 +90,9 @@ CASES = [
     Case((1, 4, 1, 270, 70, 24), causal=True, window=64, zero_empty=True),  # the last queries see nothing
     Case((1, 2, 1, 140, 140, 64), seen="bij", added="hij", replaces=True, causal=True, window=33, scores=True),
     Case((1, 4, 2, 70, 70, 32), causal=True, window=2),
+    Case((1, 4, 2, 70, 70, 32), cap=2.0),
+    Case((1, 2, 1, 90, 140, 64), seen="bij", added="hij", replaces=True, cap=1.5, scores=True, kept=True),
+    Case((2, 2, 2, 150, 150, 16), causal=True, window=30, cap=5.0),
 ]
 
 
@@ -164,6 +167,7 @@ FEW = [
     Case((1, 4, 1, 5, 90, 64), causal=True),
     Case((1, 2, 2, 16, 130, 32), seen="bij", kept=True),
     Case((1, 32, 32, 2, 70, 128), seen="j", zero_empty=True),
+    Case((1, 14, 2, 1, 200, 64), seen="j", zero_empty=True, cap=3.0),
 ]
 
 

@@ -55,7 +55,8 @@ class Capabilities:
     ATen's call, with padding and a copy, where rows of a large result begin at no multiple of ``row_bytes``.
     ``coalesces``: neighbouring threads run at once, and should access neighbouring elements. ``attention_rows``: so
     many queries, at most, of which kernels cut the keys in parts, which ATen's attention doesn't; 0: none.
-    ``attention_windows``: kernels of attention hide keys that are too far back by where they are.
+    ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, and cap
+    scores.
     """
 
     device: str
@@ -80,7 +81,7 @@ class Capabilities:
     stores_odd_rows: bool = False
     coalesces: bool = False
     attention_rows: int = 0
-    attention_windows: bool = False
+    attention_bodies: bool = False
 
     def owns(self, device: torch.device) -> bool:
         """Whether kernels take tensors on this device."""

@@ -265,6 +265,7 @@ class _Finder:
         return None
 
     def _up_along(self, node: Node, source: Node, hides: bool) -> Node | None:
+        bends = self.written.cap != 0
         while True:
             number = scaled_by(node) if node.args and node.args[0] is source else None
             choice = hiding(node) if hides else None
@@ -275,14 +276,21 @@ class _Finder:
                 if source is self.softmax:
                     self.inner.append(node)
                     return self._up_from(node, hides)
+            elif bends and node.target is aten.tanh_backward.default and self._is_of_scores(node, source):
+                bends = False
             elif node.target not in RESHAPES and node.target is not aten._to_copy.default:
                 return None
             self.inner.append(node)
             if node.meta["val"].dim() == 3 and len(node.users) == 2:
-                return None if hides else node
+                return None if hides or bends else node
             if len(node.users) != 1:
                 return None
             source, node = node, next(iter(node.users))
+
+    def _is_of_scores(self, node: Node, source: Node) -> bool:
+        """Whether the tangent is the one that was found below the softmax."""
+        gradient, tangent = node.args
+        return gradient is source and tangent in self.written.inner
 
     def _is_the_mask(self, choice: tuple[Node, bool, float, Node], source: Node) -> bool:
         condition, inverted, number, tensor = choice

@@ -62,7 +62,8 @@ class Written:
     queries and keys, and of weights and values, with their factors as these take them: ``query3``, ``key3``,
     ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``condition``: what scores are
     hidden by, and ``seen`` what is left of it beside ``causal`` and ``window``
-    (:class:`~.attention_places.Places`). ``negated``: ``added`` is subtracted.
+    (:class:`~.attention_places.Places`). ``cap``: scores are it times the tangent of what they are over it; 0: they are
+    what they are. ``negated``: ``added`` is subtracted.
     ``noise``: what dropout multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
     ``inner``: nodes that nothing needs any more once it is a call."""
 
@@ -86,6 +87,7 @@ class Written:
     condition: Node | None = None
     negated: bool = False
     window: int = 0
+    cap: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -198,8 +200,9 @@ def find_operand(
     return Operand(found, scale)
 
 
-def find_written(softmax: Node, *, windows: bool = False) -> Written | None:
-    """The attention around a softmax. ``windows``: keys that are too far back may be hidden by where they are."""
+def find_written(softmax: Node, *, bodies: bool = False) -> Written | None:
+    """The attention around a softmax. ``bodies``: keys that are too far back may be hidden by where they are,
+    and scores may have a cap."""
     value = softmax.meta["val"]
     if value.dim() != 4 or value.dtype not in _TYPES:
         return None
@@ -207,15 +210,16 @@ def find_written(softmax: Node, *, windows: bool = False) -> Written | None:
         return None
     if not all(isinstance(size, int) and size for size in value.shape):
         return None
-    found = _Finder(softmax, windows)
+    found = _Finder(softmax, bodies)
     return found.result() if found.go_down() and found.go_up() else None
 
 
 class _Finder:
     """Walks from a softmax to both products."""
 
-    def __init__(self, softmax: Node, windows: bool) -> None:
-        self.softmax, self.windows, self.window = softmax, windows, 0
+    def __init__(self, softmax: Node, bodies: bool) -> None:
+        self.softmax, self.bodies, self.window = softmax, bodies, 0
+        self.cap = 0.0
         self.inner: list[Node] = [softmax]
         self.scale = 1.0
         self.added: Node | None = None
@@ -255,7 +259,9 @@ class _Finder:
         if number is not None:
             self.scale *= number
             return first if math.isfinite(self.scale) and isinstance(first, Node) else None
-        if self.scale != 1.0 or self.added is not None:
+        if node.target is aten.tanh.default:
+            return self._cap(first)
+        if self.scale != 1.0 or self.cap or self.added is not None:
             return None
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
             return self._add(node)
@@ -268,10 +274,17 @@ class _Finder:
             self._find_places(self.seen)
         return scores
 
+    def _cap(self, first: object) -> Node | None:
+        """What a tangent is taken of, which so far is multiplied by the cap of scores."""
+        if self.cap or self.scale <= 0 or not self.bodies:
+            return None
+        self.cap = self.scale
+        return first if isinstance(first, Node) else None
+
     def _find_places(self, seen: Node) -> None:
         """Whether a condition hides later keys, alone or beside another."""
         sizes = tuple(self.softmax.meta["val"].shape)
-        found = seen_places(seen, sizes, windows=self.windows)
+        found = seen_places(seen, sizes, windows=self.bodies)
         if found is None:
             return
         self.causal, self.window, self.seen = True, found.window, found.rest
@@ -422,6 +435,7 @@ class _Finder:
             self.condition,
             self.negated,
             self.window,
+            self.cap,
         )
 
     def _masks_fit(self) -> bool:
@@ -543,7 +557,8 @@ def _is_made_of_product(node: Node) -> bool:
 def _chain(node: object) -> Iterator[Node]:
     while isinstance(node, Node) and node.op == "call_function":
         yield node
-        passes = node.target in RESHAPES or node.target is aten._to_copy.default or scaled_by(node) is not None
+        known = node.target in RESHAPES or node.target in (aten._to_copy.default, aten.tanh.default)
+        passes = known or scaled_by(node) is not None
         if not passes and hiding(node) is None:
             return
         node = node.args[0] if hiding(node) is None else hiding(node)[3]  # type: ignore[index]

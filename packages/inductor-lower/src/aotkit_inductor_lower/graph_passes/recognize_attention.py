@@ -50,19 +50,19 @@ def has_attention(graph: Graph) -> bool:
     return any(node.target in (aten._softmax.default,) for node in graph.nodes)
 
 
-def recognize_attention(graph: Graph, fuel: int, takes: Takes, *, windows: bool = False) -> int:
-    """Run the pass; the number of attentions found. ``takes``: whether the target computes one; ``windows``: it hides
-    keys that are too far back by where they are."""
+def recognize_attention(graph: Graph, fuel: int, takes: Takes, *, bodies: bool = False) -> int:
+    """Run the pass; the number of attentions found. ``takes``: whether the target computes one; ``bodies``: it hides
+    keys that are too far back by where they are, and caps scores."""
     found = 0
     escaping = escaping_nodes(graph)
     for node in before_writes(graph):
         if found < fuel and node.target is aten._softmax.default:
-            found += _rewrite(graph, node, takes, escaping, windows)
+            found += _rewrite(graph, node, takes, escaping, bodies)
     return found
 
 
-def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], windows: bool) -> int:
-    written = find_written(softmax, windows=windows)
+def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], bodies: bool) -> int:
+    written = find_written(softmax, bodies=bodies)
     if written is None or not takes(written):
         return 0
     gradients = find_gradients(written)
@@ -90,23 +90,23 @@ class _Rewriter:
         masks = self._masks(place)
         operands = [self._lines(operand, place) for operand in written.operands]
         settings = (written.scale, written.hidden, written.replaces, written.kept_scale, written.causal)
-        window = [written.window] if written.window else []
-        call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty, *window])
+        more = [written.window, written.cap] if written.window or written.cap else []
+        call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty, *more])
         result, tops, totals = (self._part(place, call, k) for k in range(3))
         of_result.take(self.graph, result, self.escaping)
         if self.gradients.of_query is not None:
-            self._write_gradients([*operands, result, tops, totals], [*masks, *settings], window)
+            self._write_gradients([*operands, result, tops, totals], [*masks, *settings], more)
         if written.drawn is not None:
             erase_unused(self.graph, written.drawn)
         return True
 
-    def _write_gradients(self, saved: list[Node], rest: list[Any], window: list[int]) -> None:
+    def _write_gradients(self, saved: list[Node], rest: list[Any], more: list[Any]) -> None:
         found = self.gradients
         place = found.first
         assert place is not None and found.gradient is not None
         target = ATTENTION_BACKWARD if found.of_scores is None else ATTENTION_BACKWARD_WITH_SCORES
         gradient = self._lines(found.gradient, place)
-        call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope, *window])
+        call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope, *more])
         for k, old in enumerate((found.of_query, found.of_key, found.of_value)):
             assert old is not None
             made = self._part(place, call, k)
@@ -198,8 +198,8 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
         *_, queries, keys, width = written.shape
         return written.scale > 0 and _computes(ctx, written.out.meta["val"], (queries, keys), width)
 
-    windows = ctx.target.capabilities.attention_windows
-    return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes, windows=windows))(graph, ctx)
+    bodies = ctx.target.capabilities.attention_bodies
+    return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes, bodies=bodies))(graph, ctx)
 
 
 def _computes(ctx: PassContext, out: torch.Tensor, lengths: tuple[int, int], width: int) -> bool:

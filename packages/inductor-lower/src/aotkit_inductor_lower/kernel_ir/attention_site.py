@@ -52,7 +52,8 @@ class AttentionSite:
     backward behind these the gradient of the result and the result. ``outputs``: the result, or the gradients of query,
     key and value, and of the scores where these are asked for. ``saved``: a number for each query, the logarithm of the
     sum of weights, or the largest score and the sum. ``kept``: weights that dropout leaves, times ``kept_scale``.
-    ``slope``: the factor of gradients of scores. ``window``: beside ``causal``, how many keys are seen; 0: all."""
+    ``slope``: the factor of gradients of scores. ``window``: beside ``causal``, how many keys are seen; 0: all.
+    ``cap``: scores are it times the tangent of what they are over it; 0: they are what they are."""
 
     backward: bool
     precision: Precision
@@ -73,6 +74,7 @@ class AttentionSite:
     kept_scale: float = 1.0
     zero_empty: bool = True
     window: int = 0
+    cap: float = 0.0
 
 
 def attention_site(kernel: Kernel) -> AttentionSite | None:
@@ -151,10 +153,14 @@ class _Score:
     seen: str = ""  # or "adds", or "replaces"
     causal: bool = False
     window: bool = False
+    capped: bool = False
 
     @property
     def text(self) -> str:
         lines = "score = load; scale = const; score = mul score scale;"
+        if self.capped:
+            lines += "share = const; score = mul score share; tangent = tanh score; cap = const;"
+            lines += "score = mul tangent cap;"
         if self.added:
             lines += "bias = load;" + ("bias = cast bias;" if self.added == "cast" else "")
         if self.seen:
@@ -176,7 +182,10 @@ class _Score:
 
 _ADDED, _SEEN = ("", "plain", "cast"), ("", "adds", "replaces")
 _PLACES = ((False, False), (True, False), (True, True))
-_SCORES = [_Score(added, seen, *places) for added in _ADDED for seen in _SEEN for places in _PLACES]
+_SCORES = {
+    capped: [_Score(added, seen, *places, capped) for added in _ADDED for seen in _SEEN for places in _PLACES]
+    for capped in (False, True)
+}
 _KEPT = "kept = load; much = const; none = const; factor = where kept much none;"
 
 
@@ -202,6 +211,8 @@ def _changes(score: _Score, dtype: DType, own: bool, kept: bool, stored: bool) -
     if score.seen == "replaces":
         lines += "nothing = const; change = where seen change nothing;"
     lines += "store change;" if stored else ""
+    if score.capped:
+        lines += "one = const; square = mul tangent tangent; rest = sub one square; change = mul change rest;"
     lines += "scale = const; change = mul change scale;"
     return _written(f"{lines} {_cast('change', dtype)} store change")
 
@@ -215,7 +226,7 @@ class _Reader:
         self.grid = kernel.grid
         self.nests = list(perfect_nests(kernel))
         self.precisions: set[Precision] = set()
-        self.scale, self.causal, self.window = 0.0, False, 0
+        self.scale, self.causal, self.window, self.cap = 0.0, False, 0, 0.0
         self.mask: Mask | None = None
         self.kept: Lines | None = None
         self.kept_scale = 1.0
@@ -326,6 +337,13 @@ class _Reader:
         if score.buffer not in self.scratch:
             raise _Other
         self.scale, self.causal = float(scale.value), known.causal
+        if known.capped:
+            share = _next(body, Const).value
+            next(body), next(body)
+            self.cap = float(_next(body, Const).value)
+            next(body)
+            if self.cap <= 0 or float(share) != 1 / self.cap:
+                raise _Other
         added = seen = None
         hidden = 0.0
         if known.added:
@@ -389,7 +407,8 @@ class _Reader:
         backward = queries is None
         kept = (tuple(saved), self.scale, self.mask, self.causal)
         site = AttentionSite(backward, precision, dtype, batch, queries, counts, size, read, written, *kept)
-        return replace(site, shared=self.shared, kept=self.kept, kept_scale=self.kept_scale, window=self.window)
+        site = replace(site, window=self.window, cap=self.cap)
+        return replace(site, shared=self.shared, kept=self.kept, kept_scale=self.kept_scale)
 
 
 _T = TypeVar("_T", Load, Store, Const, Index)
@@ -416,7 +435,8 @@ def _forward(kernel: Kernel) -> AttentionSite:
     queries = _varies(kernel.grid, left, right)
     query, key = reader.lines(left, (queries, numbers), head), reader.lines(right, (keys, numbers), head)
     dtype = query.dtype
-    scores, known = _found(reader, {_written(score.text + "store score; max score"): score for score in _SCORES})
+    forms = {_written(score.text + "store score; max score"): score for score in _scores(reader)}
+    scores, known = _found(reader, forms)
     reader.score(scores, known, [queries], scores.loops[-1])
     zero_empty = bool(reader.nests) and not reader.nests[0].loops
     if zero_empty:
@@ -446,6 +466,12 @@ def _found(reader: _Reader, forms: dict[str, _K]) -> tuple[PerfectNest, _K]:
     if nest is None or known is None:
         raise _Other
     return nest, known
+
+
+def _scores(reader: _Reader) -> list[_Score]:
+    """The forms that the next nest may have."""
+    body = reader.nests[0].body if reader.nests else ()
+    return _SCORES[any(isinstance(instr, Compute) and instr.op == "tanh" for instr in body)]
 
 
 def _saved(reader: _Reader, queries: Loop, zero_empty: bool) -> list[Lines]:
@@ -530,7 +556,7 @@ def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, li
     """What the nest of the weights reads of each query, the slope, and where it stores gradients of scores."""
     ways = [(own, kept, stored) for own in (False, True) for kept in (False, True) for stored in (False, True)]
     nest, (known, (own, kept, _)) = _found(
-        reader, {_changes(score, dtype, *way): (score, way) for score in _SCORES for way in ways}
+        reader, {_changes(score, dtype, *way): (score, way) for score in _scores(reader) for way in ways}
     )
     if len(nest.loops) not in (2, 3):
         raise _Other
@@ -551,6 +577,8 @@ def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, li
     if any(lines.dtype is not DType.F32 for lines in of_scores):
         raise _Other
     scales = [i.value for i in nest.body if isinstance(i, Const)]
-    if known.seen == "replaces" and scales[-2] != 0:
+    if known.capped and scales[-2] != 1:
+        raise _Other
+    if known.seen == "replaces" and scales[-3 if known.capped else -2] != 0:
         raise _Other
     return saved, float(scales[-1]), of_scores

@@ -63,6 +63,7 @@ class Attention:
     slope: float = 0.0
     zero_empty: bool = True
     window: int = 0
+    cap: float = 0.0
 
     @property
     def backward(self) -> bool:
@@ -106,6 +107,7 @@ class Attention:
             self.slope,
             self.zero_empty,
             self.window,
+            self.cap,
         )
         return self.call.target, tuple(tensors), repr(numbers)
 
@@ -137,7 +139,7 @@ def attention_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str) -
 
 
 def _own_settings(call: ExternCall, buffers: Mapping[str, Buffer]) -> dict[str, object] | None:
-    names = ("added", "seen", "kept", "scale", "hidden", "replaces", "kept_scale", "causal", "last", "window")
+    names = ("added", "seen", "kept", "scale", "hidden", "replaces", "kept_scale", "causal", "last", "window", "cap")
     given: dict[str, object] = dict(zip(names, call.args[_OPERANDS[call.target] :], strict=False))
     for name in ("added", "seen", "kept"):
         given[name] = _tensor(call.args[_OPERANDS[call.target] + names.index(name)], buffers)
@@ -278,12 +280,15 @@ class _Writer:
         assert indices is not None
         return self.nest.load_from(mask, indices)
 
-    def score(self, score: Value, at: Mapping[str, Expr]) -> tuple[Value, Value | None]:
-        """What becomes of the product of a query and a key: its scale and its mask. And where it counts at all, if not
-        everywhere."""
+    def score(self, score: Value, at: Mapping[str, Expr]) -> tuple[Value, Value | None, Value | None]:
+        """What becomes of the product of a query and a key: its scale, its cap and its mask. And where it counts at
+        all, if not everywhere, and the tangent of its cap."""
         nest, attention = self.nest, self.attention
         made = nest.op("mul", score, self.number(attention.scale))
-        added = shown = None
+        added = shown = tangent = None
+        if attention.cap:
+            tangent = nest.op("tanh", nest.op("mul", made, self.number(1 / attention.cap)))
+            made = nest.op("mul", tangent, self.number(attention.cap))
         if attention.added is not None:
             added = self.wide(self.masked(attention.added, at))
         if attention.seen is not None:
@@ -301,7 +306,7 @@ class _Writer:
         if attention.window:
             seen = nest.op("le", nest.index_value(at["i"] - (attention.window - 1)), nest.index_value(at["j"]))
             made = nest.where(seen, made, self.number(-math.inf))
-        return made, shown
+        return made, shown, tangent
 
     def factor(self, at: Mapping[str, Expr]) -> Value | None:
         """What dropout multiplies a weight by."""
@@ -325,7 +330,7 @@ class _Writer:
         at = self.begin("jd")
         self.add(scores, "j", self.operand(self.query, at, "i"), self.operand(self.key, at, "j"), at)
         at = self.begin("j")
-        score, _ = self.score(nest.load_from(scores, [at["j"]]), at)
+        score, _, _ = self.score(nest.load_from(scores, [at["j"]]), at)
         nest.store_to(scores, [at["j"]], score)
         top = nest.reduce("max", score)
         if attention.zero_empty:
@@ -393,7 +398,7 @@ class _Writer:
         at = self.begin(self.queries + "j")
         place = self.at(at, self.queries + "j")
         row = [at["b"], self.head(at), at["i"]]
-        score, shown = self.score(nest.load_from(scores, place), at)
+        score, shown, tangent = self.score(nest.load_from(scores, place), at)
         weight = nest.op("exp", nest.op("sub", score, nest.load_from(attention.operands[5], row)))
         if attention.own:
             weight = nest.op("div", weight, nest.load_from(attention.operands[6], row))
@@ -408,6 +413,8 @@ class _Writer:
             of_scores = attention.results[3]
             assert of_scores is not None
             nest.store_to(of_scores, [at["b"], self.head(at), at["i"], at["j"]], change)
+        if tangent is not None:
+            change = nest.op("mul", change, nest.op("sub", self.number(1.0), nest.op("mul", tangent, tangent)))
         nest.store_to(changes, place, nest.op("mul", change, self.number(attention.slope)))
 
     def gradient(self, name: str, line: str, left: Buffer, right: Buffer, summed: str) -> tuple[Buffer, str]:

@@ -4,8 +4,8 @@ Note [Attention as an operator]
     ``softmax(query @ key.mT * scale + bias) @ value``, where ``bias`` is ``where(seen, added, hidden)``: ``added`` is 0
     and all is ``seen`` where these are left out. ``kept`` are the weights that dropout leaves, which are multiplied by
     ``kept_scale``. ``causal`` hides later keys by -inf, and ``window``, where it is not 0, all but so many keys up to
-    the query's own place. Heads of keys and values may be fewer than those of queries, each for several heads of
-    queries, one after the other.
+    the query's own place. Scores with a ``cap`` that is not 0 are ``cap * tanh(score / cap)``, before they have masks.
+    Heads of keys and values may be fewer than those of queries, each for several heads of queries, one after the other.
 
     Of a query whose scores are all -inf the result is nan, as ``softmax`` has it, or 0 with ``zero_empty``, as ATen's
     attention has it.
@@ -39,12 +39,14 @@ _SAVED = "Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor result
 
 _library = torch.library.Library(_NAME, "DEF")
 _library.define(
-    f"attention(Tensor query, Tensor key, Tensor value, {_OPERANDS}, bool zero_empty, int window=0) "
+    f"attention(Tensor query, Tensor key, Tensor value, {_OPERANDS}, bool zero_empty, int window=0, float cap=0.0) "
     "-> (Tensor, Tensor, Tensor)"
 )
-_library.define(f"attention_backward({_SAVED}, {_OPERANDS}, float slope, int window=0) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    f"attention_backward.with_scores({_SAVED}, {_OPERANDS}, float slope, int window=0) "
+    f"attention_backward({_SAVED}, {_OPERANDS}, float slope, int window=0, float cap=0.0) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    f"attention_backward.with_scores({_SAVED}, {_OPERANDS}, float slope, int window=0, float cap=0.0) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -69,10 +71,16 @@ class _Settings:
     causal: bool
     last: Any
     window: int = 0
+    cap: float = 0.0
+
+    def products(self, query: Tensor, key: Tensor) -> Tensor:
+        """The scores before they have a cap and masks."""
+        return query.float() @ _each(key, query).mT * self.scale
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """The scores, with their masks."""
-        scores = query.float() @ _each(key, query).mT * self.scale
+        scores = self.products(query, key)
+        scores = self.cap * (scores / self.cap).tanh() if self.cap else scores
         bias = self.added.float() if self.added is not None else torch.zeros((), device=query.device)
         if self.seen is not None and self.replaces:
             scores = torch.where(self.seen, scores + bias, self.hidden)
@@ -121,7 +129,10 @@ def _backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *give
     changes = (slopes - (result.float() * gradient.float()).sum(-1, keepdim=True)) * weights
     if settings.seen is not None and settings.replaces:
         changes = torch.where(settings.seen, changes, 0.0)
-    own = (changes * settings.last).to(query.dtype).float()
+    bent = changes
+    if settings.cap:
+        bent = changes * (1 - (settings.products(query, key) / settings.cap).tanh() ** 2)
+    own = (bent * settings.last).to(query.dtype).float()
     of_query = own @ _each(key, query)
     of_key = _summed(own.mT @ query.float(), key)
     of_value = _summed(settings.dropped(weights).to(query.dtype).float().mT @ gradient.float(), value)

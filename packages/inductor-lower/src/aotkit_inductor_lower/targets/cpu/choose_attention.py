@@ -60,7 +60,7 @@ def attends_in_vectors(machine: Machine) -> bool:
 def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written in blocks."""
     site = attention_site(kernel) if machine.has("fma") else None
-    if site is None or site.window or site.head > _HEAD or site.scale <= 0 or DType.F16 in _types(site):
+    if site is None or site.window or site.cap or site.head > _HEAD or site.scale <= 0 or DType.F16 in _types(site):
         return None
     return site if site.backward or site.queries in kernel.grid else None  # of one query
 

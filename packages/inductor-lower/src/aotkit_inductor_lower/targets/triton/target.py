@@ -65,7 +65,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         coalesces=True,
         contraction_forms=("dot", "rows", "attention", "implicit"),
         attention_rows=FEW_QUERIES,
-        attention_windows=True,
+        attention_bodies=True,
         float8_products=True,
         stores_odd_rows=_was_measured(device),
     )

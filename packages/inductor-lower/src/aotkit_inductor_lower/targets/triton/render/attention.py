@@ -217,7 +217,11 @@ class AttentionText:
         mask = self.site.mask
         if mask is not None and not loaded:
             self.load_masks(down=down, rows=rows, columns=columns, head=head)
-        self.line(f"score = score * {self.site.scale * self.unit!r}")
+        if self.site.cap:
+            self.line(f"bent = 1.0 - 2.0 / (tl.exp2(score * {2 * LOG2E * self.site.scale / self.site.cap!r}) + 1.0)")
+            self.line(f"score = bent * {self.site.cap * self.unit!r}")
+        else:
+            self.line(f"score = score * {self.site.scale * self.unit!r}")
         hidden = self._number(mask.hidden) if mask is not None else ""
         if mask is not None and mask.added is not None and (mask.seen is None or mask.replaces):
             self.line("score = score + added")

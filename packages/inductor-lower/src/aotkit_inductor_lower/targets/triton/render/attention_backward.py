@@ -107,7 +107,8 @@ class _Gradients(AttentionText):
 
     def rounded_change(self) -> str:
         """As a factor of a product."""
-        return self.narrow(f"(change * {self.site.slope!r})")
+        bent = " * (1.0 - bent * bent)" if self.site.cap else ""
+        return self.narrow(f"(change{bent} * {self.site.slope!r})")
 
 
 class _OfQueries(_Gradients):
