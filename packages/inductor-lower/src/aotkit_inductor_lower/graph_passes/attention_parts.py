@@ -130,8 +130,8 @@ def number_of(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, Node) and value.target is aten._to_copy.default and not isinstance(value.args[0], Node):
-        floats = value.meta["val"].is_floating_point()  # vmap makes tensors of numbers
-        return number_of(value.args[0]) if floats else None
+        dtype = value.kwargs.get("dtype")  # vmap makes tensors of numbers
+        return number_of(value.args[0]) if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
     if isinstance(value, Node) and value.target in _FILLS:
         place = _FILLS[value.target]
         return 0.0 if place is None else number_of(value.args[place])
