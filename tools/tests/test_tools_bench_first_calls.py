@@ -30,6 +30,7 @@ def test_without_a_device_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main([]) == 0 and capsys.readouterr().out.strip() == NO_DEVICE
 
 
+@pytest.mark.nightly("compiles a model in a process of its own")
 def test_a_process_tells_the_seconds_of_its_first_compiled_step() -> None:
     assert 0 < in_a_process(("gpt2", "one token", "aotkit")) < 600
     with pytest.raises(RuntimeError, match="gpt2/one token/none"):

@@ -172,14 +172,14 @@ def _old_garbage() -> weakref.ref[_Held]:
 
 
 def _collects_everything_by_itself() -> bool:
-    """Whether Python does, when a process has made as many objects again as it had and a third."""
+    """Whether Python does, when a process has made more objects than it had."""
     seen: list[str] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
             seen.append(phase)
 
-    enough = 4 * len(gc.get_objects()) // 3
+    enough = 4 * len(gc.get_objects()) // 3 + 100_000  # of which the youngest are counted 700 at a time, ten times ten
     gc.callbacks.append(note)
     gc.enable()
     made: list[list[None]] = []
@@ -194,8 +194,7 @@ def _collects_everything_by_itself() -> bool:
 def test_full_collections_wait_while_dynamo_compiles_and_at_no_other_time() -> None:
     torch._dynamo.reset()
     put_full_collections_off_while_tracing()
-    gc.unfreeze()
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     found: dict[str, bool] = {}
 
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -208,7 +207,7 @@ def test_full_collections_wait_while_dynamo_compiles_and_at_no_other_time() -> N
 
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
     assert found == {"by itself": False, "alive": True, "alive after a call": False}
-    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
+    assert gc.get_threshold() == before and frozen // 2 <= gc.get_freeze_count() <= frozen
     garbage = _old_garbage()
     assert _collects_everything_by_itself() and garbage() is None
 
