@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import (
+    CompiledGraph,
     LowerOptions,
     compile_graph,
     decompositions,
@@ -205,3 +206,19 @@ def test_every_kind_of_kernel_assembles_to_vector_code_for_arm() -> None:
     for instruction in ("fmla", "fcvtl", "fcvtn", "fmul\tv", "fadd\tv"):  # four floats at a time, halves converted
         assert instruction in text
     assert host_machine().triple.startswith("aarch64") or host_machine().lanes(32) >= arm_machine().lanes(32)
+
+
+@pytest.mark.parametrize("name", ["host", *(level for level in LEVELS if processor_machine(level).has("fma"))])
+def test_attention_calls_only_what_it_asks_for(name: str) -> None:
+    """A runner without Python refuses object code that calls anything else, as LLVM may by itself: ``memset``."""
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor) -> Any:
+        call = (None, None, None, 0.25, float("-inf"), False, 1.0, True)
+        found = torch.ops.aotkit_lower.attention(q, k, v, *call, False)
+        return found[0], *torch.ops.aotkit_lower.attention_backward(gradient, q, k, v, *found, *call, 0.25)
+
+    graph = make_fx(step, tracing_mode="fake")(*(torch.randn(1, 2, 40, 16) for _ in range(4)))
+    made = compile_graph(graph, options=LowerOptions(contractions="generated", processor=name))
+    assert isinstance(made, CompiledGraph) and not made.report().externs
+    binary = made.compiled.binary
+    assert set(undefined_symbols(binary.sections[0][1])) <= set(binary.facts["imports"])

@@ -29,6 +29,7 @@ from .attention_blocks import FLOAT, ROWS, AttentionBlocks
 from .attention_rows import AttentionRows, Line, Masks, Rows
 from .attention_writer import AttentionWriter
 from .emitter import Ssa, imm
+from .lanes import Lanes
 
 __all__ = ["GROUP", "AttentionOnVectors"]
 
@@ -89,11 +90,15 @@ class AttentionOnVectors(AttentionWriter):
         return self.em.round_down(self.em.add(count, imm(whole - 1)), whole)
 
     def clear(self, name: str, size: Ssa) -> None:
-        """Zeros in so many bytes of a part of the memory."""
-        self.em.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1 immarg"])
-        self.em.effect(
-            f"call void @llvm.memset.p0.i64(ptr align 64 {self.places[name].text}, i8 0, {size.typed}, i1 0)"
-        )
+        """Zeros in so many bytes of a part of the memory, whole vectors. Not by LLVM's ``memset``: that may become a
+        call, and object code that is loaded without Python calls nothing that it has not asked for."""
+        lanes = Lanes(self.em, self.target, self.blocks.lanes)
+
+        def zeros(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+            lanes.store(lanes.number(0.0), self.em.element("i8", self.places[name], at))
+            return []
+
+        self.em.loop(imm(0), size, self.blocks.lanes * FLOAT, [], zeros, "cleared")
 
     def seen(self, keys: Ssa, key: Ssa, last: Ssa) -> Ssa:
         """How many of the keys from ``key`` on, of which there are so many, query ``last`` sees; may be negative."""
