@@ -376,7 +376,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flat = [way for _, own in every for way in own]
     count, failed = compile_ways(flat, 10 * major + minor, compile_by(shared_workers(options.workers)))
     print(f"lowered in {lowering:.1f} s, {count} kernels compiled in {time.perf_counter() - started - lowering:.1f} s")
-    print("\n".join(f"does not compile: {line}" for line in failed))
+    for line in failed:
+        print(f"does not compile: {line}")
     print("attention | ATen us | chosen us | ATen / chosen | TFLOP/s ATen / best | error ATen / ours | best blocks")
     for case, own in every:
         whole = [way for way in own if all(kernel.cubin is not None for kernel in way.rendered.kernels)]

@@ -15,7 +15,6 @@ and ends where there is no CUDA device.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import sys
@@ -40,7 +39,7 @@ from aotkit_inductor_lower.targets.triton.render.kernel import emit_kernel
 from aotkit_inductor_lower.targets.triton.render.matmul import dot_site, product_sources
 from aotkit_inductor_lower.targets.triton.workers import shared_workers
 
-from .triton_products import Bench, Way, compile_ways, error_of
+from .triton_products import COLUMNS, Bench, Row, Way, compile_ways, error_of
 
 __all__ = ["CASES", "Case", "Shape", "cases_of", "lowered", "main", "ways"]
 
@@ -188,31 +187,7 @@ def _sources(kernel: Any, gpu: Gpu, most: int) -> list[KernelSource]:
     return list(different.values())[:most]
 
 
-@dataclass(slots=True)
-class Row:
-    """What is known of a case: ATen's time and error, and seconds, error and name of each way."""
-
-    case: Case
-    ways: list[Way]
-    aten: float = math.inf
-    error: float = 0.0
-    times: tuple[tuple[float, float, str], ...] = ()
-
-    def line(self, show: int) -> str:
-        """A line of the table."""
-        head = f"{self.case.name} | {self.aten * 1e6:.1f}"
-        if not self.times:
-            return f"{head} | nothing ran"
-        ranking = sorted(self.times)
-        chosen = next((each for each in self.times if each[2] == self.ways[0].name), ranking[-1])
-        tera = f"{self.case.flops / self.aten / 1e12:.0f} / {self.case.flops / ranking[0][0] / 1e12:.0f}"
-        errors = f"{self.error:.1e} / {max(error for _, error, _ in self.times):.1e}"
-        best = ", ".join(f"{took * 1e6:.1f} {name}" for took, _, name in ranking[:show])
-        both = f"{self.aten / chosen[0]:.2f} | {self.aten / ranking[0][0]:.2f}"
-        return f"{head} | {chosen[0] * 1e6:.1f} {chosen[2]} | {both} | {tera} | {errors} | {best}"
-
-
-def measure(row: Row, bench: Bench) -> None:
+def measure(row: Row[Case], bench: Bench) -> None:
     """All ways of a row, between two turns of ATen's."""
     case = row.case
     g = torch.Generator(bench.device).manual_seed(0)
@@ -227,13 +202,13 @@ def measure(row: Row, bench: Bench) -> None:
             launch()
             bench.wait()
             got = memory.as_strided(reference.shape, reference.stride())
-            row.times += ((bench.seconds(launch), error_of(got, want), way.name),)
+            row.times.append((bench.seconds(launch), error_of(got, want), way.name))
         except TritonError as problem:
             print(f"{case.name} | {way.name}: {problem}")
     row.aten = min(row.aten, bench.seconds(lambda: case.graph(*args)))
 
 
-def measure_all(rows: Sequence[Row], bench: Bench) -> bool:
+def measure_all(rows: Sequence[Row[Case]], bench: Bench) -> bool:
     """Whether the device survived all."""
     for row in rows:
         try:
@@ -277,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case, own in zip(cases, every, strict=True)
     ]
     survived = measure_all(rows, Bench(CudaDriver("cuda:0"), options.repeats))
-    print("convolution | ATen us | chosen us | ATen / chosen | ATen / best | TFLOP/s | error ATen / ours | tiles")
+    print(f"convolution | {COLUMNS}")
     for row in rows:
         print(row.line(options.show), flush=True)
     print(f"{time.perf_counter() - started:.0f} s in all")

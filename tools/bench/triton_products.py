@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -271,11 +271,30 @@ def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
     return most / float(want.abs().max())
 
 
+#: What :meth:`Row.line` says behind the name of a case.
+COLUMNS = "ATen us | chosen us | ATen / chosen | ATen / best | TFLOP/s ATen / best | error ATen / ours | tiles"
+
+
+class Measured(Protocol):
+    """What a row is of."""
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+
+    @property
+    def flops(self) -> float:
+        """Of its products."""
+
+
+C = TypeVar("C", bound=Measured)
+
+
 @dataclass(slots=True)
-class Row:
+class Row(Generic[C]):
     """What is known of a case: ATen's time and error, and ``times``: seconds, error and name of each way."""
 
-    case: Case
+    case: C
     ways: list[Way]
     aten: float = float("inf")
     error: float = 0.0
@@ -291,11 +310,11 @@ class Row:
         tera = f"{self.case.flops / self.aten / 1e12:.0f} / {self.case.flops / ranking[0][0] / 1e12:.0f}"
         errors = f"{self.error:.1e} / {max(error for _, error, _ in self.times):.1e}"
         best = ", ".join(f"{took * 1e6:.1f} {name}" for took, _, name in ranking[:show])
-        rule = f"{chosen[0] * 1e6:.1f} {chosen[2]}"
+        rule = f"{chosen[0] * 1e6:.1f} {chosen[2]} | {self.aten / chosen[0]:.2f}"
         return f"{head} | {rule} | {self.aten / ranking[0][0]:.2f} | {tera} | {errors} | {best}"
 
 
-def measure(row: Row, walk: str, bench: Bench) -> None:
+def measure(row: Row[Case], walk: str, bench: Bench) -> None:
     """The ways of a row that walk so."""
     own = [way for way in row.ways if way.walk == walk]
     if not own:
@@ -317,7 +336,7 @@ def measure(row: Row, walk: str, bench: Bench) -> None:
     row.aten = min(row.aten, bench.seconds(lambda: case.graph(*args)))
 
 
-def measure_all(rows: Sequence[Row], bench: Bench) -> bool:
+def measure_all(rows: Sequence[Row[Case]], bench: Bench) -> bool:
     """Plain ways first: one that the device does not survive ends the process. Whether none did."""
     for walk in WALKS:
         for row in rows:
@@ -368,12 +387,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in failed:
         print(f"does not compile: {line}")
     bench = Bench(CudaDriver("cuda:0"), options.repeats)
-    rows: dict[str, Row] = {}
+    rows: dict[str, Row[Case]] = {}
     for case, own in zip(cases, every, strict=True):
         whole = [way for way in own if len(way.cubins) == len(way.sources)]
         rows.setdefault(case.name, Row(case, [])).ways.extend(whole)
     survived = measure_all(list(rows.values()), bench)
-    print("product | ATen us | chosen us | ATen / best | TFLOP/s ATen / best | error ATen / ours | tiles")
+    print(f"product | {COLUMNS}")
     for row in rows.values():
         print(row.line(options.show), flush=True)
     if not survived:

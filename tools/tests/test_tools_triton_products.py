@@ -37,7 +37,7 @@ def test_each_way_computes_its_case(case: Case) -> None:
     assert measure_all([row], Bench(InterpreterDriver(), 1))
     assert len(row.times) == len(row.ways) > 0
     assert max(error for _, error, _ in row.times) < 1e-2 and row.error < 1e-2
-    assert row.line(3).count(" | ") == 6 and row.ways[0].name in row.line(3)
+    assert row.line(3).count(" | ") == 7 and row.ways[0].name in row.line(3)
 
 
 def test_what_the_device_does_not_survive_ends_the_run_with_what_was_measured(

@@ -91,7 +91,6 @@ def test_states_of_several_layers_are_each_written_where_they_are_kept() -> None
     assert made.report().kernel_count <= 2 and not made.report().externs
 
 
-@needs_fma
 def test_a_state_that_is_read_again_behind_the_product_is_right() -> None:
     """The old state, which then must not be written over before."""
 
@@ -104,7 +103,6 @@ def test_a_state_that_is_read_again_behind_the_product_is_right() -> None:
     check(f, [torch.randn(48, 32), torch.randn(48, 32), torch.randn(32, 1)])
 
 
-@needs_fma
 def test_a_computed_matrix_that_is_returned_is_stored_and_summed_at_once() -> None:
     def f(x: torch.Tensor, c: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         new = torch.exp(x) + 1
@@ -160,3 +158,20 @@ def test_copies_of_an_input_that_is_written_to_stay() -> None:
         return a + 1
 
     check(f, [torch.randn(5, 4), torch.randn(5, 4)])
+
+
+def test_copies_of_what_may_be_anothers_memory_stay_behind_a_write() -> None:
+    """Of an operator that is not ATen's nothing is known."""
+    library = torch.library.Library("kept_states", "FRAGMENT")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", torch.clone, "CompositeExplicitAutograd")
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        same = torch.ops.kept_states.same(a)
+        a.copy_(b)
+        b.copy_(torch.ops.aten.copy.default(b, same))
+        return a + 1
+
+    graph = make_fx(f, tracing_mode="fake")(torch.randn(5, 4), torch.randn(5, 4)).graph
+    remove_noops(graph, 100)
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.copy.default)) == 1

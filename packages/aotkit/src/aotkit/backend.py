@@ -57,7 +57,6 @@ def aotkit(
     ``observer``, a :class:`aotkit.Recorder` that collects stage times and reports.
     Raises :class:`aotkit.UnknownOption`; with ``fallback="error"`` also :class:`aotkit.CompileError`.
     """
-    put_full_collections_off_while_tracing()  # of the next graphs; of the first one, the entry point has seen to it
     given = dict(options or {})
     recorder = given.pop("observer", None)
     environment = read_environment()
@@ -75,6 +74,7 @@ def make_backend(
     """
     kept = recorder or Recorder()
     chosen = options or read_environment().options()
+    put_full_collections_off_while_tracing()
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_graph_module(gm, example_inputs, chosen, kept, passes)
@@ -104,6 +104,7 @@ def compile_graph_module(
     """Load or compile, or fall back to Dynamo's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
+    put_full_collections_off_while_tracing()  # of the next graphs: `torch._dynamo.reset` forgets who asked before
     if is_saved_by_torch(gm):
         return _compile_to_save(_prepared(gm), example_inputs, options, recorder, passes)
     kept_as = name_in_torchs_cache(gm)

@@ -52,14 +52,17 @@ def _join_what_is_old() -> None:
 
 
 def put_full_collections_off_while_tracing() -> None:
-    """Ask Dynamo to say when it begins and ends compiling a function: in between no collection of the oldest generation
-    becomes due by itself, see Note [Garbage of a compile]. ``torch._dynamo.reset`` forgets that it was asked."""
-    from torch._dynamo.callback import callback_handler
-
-    if not any(isinstance(each, _BeginTracing) for each in callback_handler.start_callbacks):
+    """Ask Dynamo, where it is imported, to say when it begins and ends compiling a function: in between no collection
+    of the oldest generation becomes due by itself, see Note [Garbage of a compile]. ``torch._dynamo.reset`` forgets
+    that it was asked."""
+    dynamo = sys.modules.get("torch._dynamo.callback")
+    if dynamo is None:
+        return
+    handler = dynamo.callback_handler
+    if not any(isinstance(each, _BeginTracing) for each in handler.start_callbacks):
         begin = _BeginTracing()
-        callback_handler.register_start_callback(begin)
-        callback_handler.register_end_callback(begin.end)
+        handler.register_start_callback(begin)
+        handler.register_end_callback(begin.end)
 
 
 class _BeginTracing:

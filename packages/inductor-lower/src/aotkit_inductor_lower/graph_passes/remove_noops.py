@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from ..ops.aten import is_view
+from ..ops.aten import is_view, may_alias_arguments
 from ..passes import Pass
 from .node_facts import before_writes, escaping_nodes, is_random, reads_storage, same_tensor_type
 from .replace import replace_node
@@ -80,6 +80,8 @@ def _copies_fresh(copy: torch.fx.Node) -> bool:
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and is_view(node):
         node = node.args[0]
     if not isinstance(node, torch.fx.Node) or node.op != "call_function" or is_random(node):
+        return False
+    if may_alias_arguments(str(node.target)):
         return False
     family = [node]
     for seen in family:

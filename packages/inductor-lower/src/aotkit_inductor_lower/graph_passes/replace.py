@@ -35,10 +35,7 @@ def replace_node(old: Node, new: Node) -> bool:
     for view in views:
         try:
             values[view] = fake_result(view, values)
-        except (
-            RuntimeError,
-            ValueError,
-        ):  # begins inside an element, or rows don't touch
+        except (RuntimeError, ValueError):  # it would begin inside an element, or join rows that do not touch
             return False
     for view in views:
         view.meta["val"] = values[view]

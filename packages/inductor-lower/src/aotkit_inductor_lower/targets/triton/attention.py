@@ -9,10 +9,10 @@ Note [Blocks of an attention]
 Note [Keys in parts]
     A language model that writes one token after the other has few queries and many keys: a block of queries for each
     head of keys leaves most of a device idle. So keys are cut in parts, as many as make two program instances for each
-    multiprocessor of a large device, of 64 or 128 keys (others are slower, ``tools.bench.triton_attention``): each
-    writes its own largest score, sum of weights and sum of weighted values, and a second kernel adds these. Queries of
-    heads that share keys are rows of one block, so keys are read once. A part whose keys a mask hides from all queries
-    (-inf) is not read at all: how much of a cache is used shows only at run time.
+    multiprocessor of a large device, of 64 or 128 keys (``tools.bench.triton_attention`` shows others): each writes its
+    own largest score, sum of weights and sum of weighted values, and a second kernel adds these. Queries of heads that
+    share keys are rows of one block, so keys are read once. A part whose keys a mask hides from all queries (-inf) is
+    not read at all: how much of a cache is used shows only at run time.
 
     All sums are in an order that depends on sizes only.
 
