@@ -188,12 +188,13 @@ def test_it_is_as_exact_as_eager(case: Case, dtype: torch.dtype) -> None:
     check(case, dtype)
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("processor", tile_kernels.LEVELS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_on_vectors_without_tile_registers(dtype: torch.dtype, processor: str) -> None:
+@pytest.mark.parametrize("case", [CASES[3], CASES[8], CASES[11], CASES[12], CASES[14]], ids=str)
+def test_on_vectors_without_tile_registers(case: Case, dtype: torch.dtype, processor: str) -> None:
     """Also where this processor has some, and of another length than its own."""
-    for case in (CASES[3], CASES[8], CASES[11], CASES[12], CASES[14]):
-        check(case, dtype, processor=processor)
+    check(case, dtype, processor=processor)
 
 
 @needs_blocks

@@ -65,24 +65,25 @@ def operands(dtype: torch.dtype, rows: int = 5, summed: int = 40, columns: int =
     return [torch.randn(rows, summed).to(dtype), torch.randn(7, columns, summed).to(dtype)]
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("f", [of_columns, of_rows, along_columns, of_several_rows, of_two_choices])
-def test_chosen_matrices_are_read_where_they_lie(f: Program, dtype: torch.dtype) -> None:
-    for kind in (torch.int64, torch.int32):
-        x, w = operands(dtype)
-        w = w.transpose(1, 2).contiguous() if f is along_columns else w
-        chosen = torch.tensor([3, 0, 6, 2 if f is of_several_rows else -2, 3], dtype=kind)
-        made = compiled(f, x, w, chosen)
-        assert not made.report().externs
-        (got,) = bind_program(made.compiled, made.constants, redzones=True)([x, w, chosen])
-        want, true = f(x, w, chosen), f(x.double(), w.double(), chosen)
-        off, eager = ((each.double() - true).abs().max().item() for each in (got, want))
-        assert got.dtype is want.dtype and off <= 1.5 * eager + 2e-6
-        gathered = chosen.numel() * w[0].numel()
-        program = schedule_graph(make_fx(f, tracing_mode="fake")(x, w, chosen), GENERATED).program
-        temporaries = [b for b in program.buffers if b.kind is ir.BufferKind.TEMPORARY]
-        sizes = [product(b.sizes).constant for b in temporaries]
-        assert all(size is not None and size < gathered for size in sizes), temporaries
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
+def test_chosen_matrices_are_read_where_they_lie(kind: torch.dtype, f: Program, dtype: torch.dtype) -> None:
+    x, w = operands(dtype)
+    w = w.transpose(1, 2).contiguous() if f is along_columns else w
+    chosen = torch.tensor([3, 0, 6, 2 if f is of_several_rows else -2, 3], dtype=kind)
+    made = compiled(f, x, w, chosen)
+    assert not made.report().externs
+    (got,) = bind_program(made.compiled, made.constants, redzones=True)([x, w, chosen])
+    want, true = f(x, w, chosen), f(x.double(), w.double(), chosen)
+    off, eager = ((each.double() - true).abs().max().item() for each in (got, want))
+    assert got.dtype is want.dtype and off <= 1.5 * eager + 2e-6
+    gathered = chosen.numel() * w[0].numel()
+    program = schedule_graph(make_fx(f, tracing_mode="fake")(x, w, chosen), GENERATED).program
+    temporaries = [b for b in program.buffers if b.kind is ir.BufferKind.TEMPORARY]
+    sizes = [product(b.sizes).constant for b in temporaries]
+    assert all(size is not None and size < gathered for size in sizes), temporaries
 
 
 def test_a_weight_of_bytes_is_chosen_and_widened_in_registers() -> None:
@@ -182,6 +183,7 @@ def by_hand(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
 ENDS = [[2, 2, 5, 8], [0, 0, 0, 8], [8, 8, 8, 8], [1, 2, 3, 5], [0, 0, 0, 0]]
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("ends", ENDS, ids=str)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

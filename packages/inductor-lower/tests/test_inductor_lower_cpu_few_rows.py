@@ -114,13 +114,14 @@ def test_all_orientations_and_types(k: int, n: int, rows: int, dtype: torch.dtyp
         assert len(sites) == 3 and {site.count for site in sites} == {rows}
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", [1, 4, 7, 11])
-def test_levels_of_x86_have_them_too(rows: int, level: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        x, w, b = (torch.randn(*size, dtype=dtype) for size in ((rows, 333), (77, 333), (77,)))
-        check(lambda x, w, b: F.silu(F.linear(x, w, b)), x, w, b, processor=level)
-        check(lambda x, w: x @ w, x, torch.randn(333, 77, dtype=dtype), processor=level)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_levels_of_x86_have_them_too(dtype: torch.dtype, rows: int, level: str) -> None:
+    x, w, b = (torch.randn(*size, dtype=dtype) for size in ((rows, 333), (77, 333), (77,)))
+    check(lambda x, w, b: F.silu(F.linear(x, w, b)), x, w, b, processor=level)
+    check(lambda x, w: x @ w, x, torch.randn(333, 77, dtype=dtype), processor=level)
 
 
 def test_the_matrix_may_be_one_of_a_batch_and_the_rows_of_several(sites: list[FewRowsSite]) -> None:
@@ -154,12 +155,14 @@ def with_zeros(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.T
 @pytest.mark.parametrize("f", [dequantized, scaled_after, with_zeros], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 20])
-def test_a_weight_of_bytes_is_dequantized_in_registers(f: Program, dtype: torch.dtype, rows: int) -> None:
-    for stored in (torch.int8, torch.uint8):
-        x, scale = torch.randn(rows, 300, dtype=dtype), torch.rand(130, dtype=dtype) / 100
-        w = torch.randint(0 if stored is torch.uint8 else -128, 127, (130, 300), dtype=stored)
-        made = check(f, x, w, scale)
-        assert made.report().kernel_count == 1
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
+def test_a_weight_of_bytes_is_dequantized_in_registers(
+    stored: torch.dtype, f: Program, dtype: torch.dtype, rows: int
+) -> None:
+    x, scale = torch.randn(rows, 300, dtype=dtype), torch.rand(130, dtype=dtype) / 100
+    w = torch.randint(0 if stored is torch.uint8 else -128, 127, (130, 300), dtype=stored)
+    made = check(f, x, w, scale)
+    assert made.report().kernel_count == 1
 
 
 def test_weights_kept_wide_are_rounded_on_the_way(sites: list[FewRowsSite]) -> None:
@@ -410,11 +413,19 @@ class AnyProcessor:
         return True
 
 
+COLUMNS_AND_SUMS = [
+    [(16, 200), (17, 200), (18, 200), (67, 1100)],
+    [(19, 200), (63, 200), (16, 1100)],
+    [(64, 200), (65, 200), (67, 200), (130, 200), (130, 1100)],
+]
+
+
 @pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 15])
+@pytest.mark.parametrize("columns_and_sums", COLUMNS_AND_SUMS, ids=str)
 def test_columns_that_lie_apart_are_each_summed_once(
-    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    columns_and_sums: list[tuple[int, int]], rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on AMD's processors: for all numbers of columns that a strip may end with, and of places in them."""
     written: list[bool] = []
@@ -427,8 +438,7 @@ def test_columns_that_lie_apart_are_each_summed_once(
 
     monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
     monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
-    few = [(columns, 200) for columns in (16, 17, 18, 19, 63, 64, 65, 67, 130)]
-    for columns, summed in (*few, (16, 1100), (67, 1100), (130, 1100)):
+    for columns, summed in columns_and_sums:
         x, w = torch.randn(rows, summed).to(wide), (torch.randn(columns, summed) * 9).to(dtype)
         true, bound = x.double() @ w.double().t(), x.double().abs() @ w.double().abs().t() * 2**-20
         graph = make_fx(lambda x, w: x @ w.t().to(x.dtype), tracing_mode="fake")(x, w)

@@ -37,11 +37,11 @@ def _largest(stride: int, pad: int, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_so_many_th_element(dtype: torch.dtype, processor: str | None) -> None:
+@pytest.mark.parametrize("count", (16, 33, 67))
+def test_every_so_many_th_element(count: int, dtype: torch.dtype, processor: str | None) -> None:
     for space in range(2, body.MOST_SPACED + 2):
-        for count in (16, 33, 67):
-            x = some(dtype, 3, space * count)[:, space - 1 :: space]
-            assert torch.equal(run(torch.logical_not, x, processor), ~x.bool()), (space, count)
+        x = some(dtype, 3, space * count)[:, space - 1 :: space]
+        assert torch.equal(run(torch.logical_not, x, processor), ~x.bool()), space
 
 
 @pytest.mark.sample(ways=2)
@@ -49,17 +49,17 @@ def test_every_so_many_th_element(dtype: torch.dtype, processor: str | None) -> 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 @pytest.mark.parametrize("pad", (0, 1))
 @pytest.mark.parametrize("stride", (2, 3, 4))
+@pytest.mark.parametrize("size", (7, 17, 50, 66))
 def test_pools_of_rows_that_are_read_with_steps(
-    stride: int, pad: int, dtype: torch.dtype, processor: str | None
+    size: int, stride: int, pad: int, dtype: torch.dtype, processor: str | None
 ) -> None:
-    for size in (7, 17, 50, 66):
-        x = some(dtype, 2, 3, size, size)
-        x[0, 0, 1, 1], x[0, 1, 2, 3], x[1, 0, 0, 0] = float("nan"), float("inf"), float("-inf")
+    x = some(dtype, 2, 3, size, size)
+    x[0, 0, 1, 1], x[0, 1, 2, 3], x[1, 0, 0, 0] = float("nan"), float("inf"), float("-inf")
 
-        largest = functools.partial(_largest, stride, pad)
-        mean = functools.partial(torch.nn.functional.avg_pool2d, kernel_size=3, stride=stride, padding=pad)
-        for pool in (largest, mean):
-            torch.testing.assert_close(run(pool, x, processor), pool(x), equal_nan=True)
+    largest = functools.partial(_largest, stride, pad)
+    mean = functools.partial(torch.nn.functional.avg_pool2d, kernel_size=3, stride=stride, padding=pad)
+    for pool in (largest, mean):
+        torch.testing.assert_close(run(pool, x, processor), pool(x), equal_nan=True)
 
 
 def test_whole_vectors_are_loaded_and_no_lanes_one_by_one() -> None:

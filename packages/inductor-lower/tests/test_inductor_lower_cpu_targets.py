@@ -68,6 +68,7 @@ def arguments() -> tuple[torch.Tensor, ...]:
     return torch.linspace(-9, 9, 37 * 45).reshape(37, 45), torch.arange(37).flip(0) // 2, torch.arange(37).int()
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("processor", LEVELS)
 @pytest.mark.covers("F5d.3")

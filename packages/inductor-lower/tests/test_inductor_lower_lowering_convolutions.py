@@ -186,6 +186,7 @@ def fits(case: Case) -> bool:
     return result.numel() > 0
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("seed", range(18))
 def test_random_convolutions_are_what_their_parts_say(seed: int) -> None:
     case = drawn(seed)
@@ -420,6 +421,7 @@ def test_an_infinite_weight_meets_no_padding(last: bool) -> None:
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("last", [True, False])
 def test_a_pad_before_a_depthwise_convolution_is_a_mask_of_what_it_reads(last: bool, stride: int) -> None:

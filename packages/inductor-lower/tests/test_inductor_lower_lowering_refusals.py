@@ -249,6 +249,7 @@ TYPES = (
 )  # fmt: skip
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("op", ["masked_fill", "index_fill"])
 def test_a_tensor_taken_as_a_number_is_refused_by_its_value_where_eager_refuses_it(op: str, dtype: torch.dtype) -> None:

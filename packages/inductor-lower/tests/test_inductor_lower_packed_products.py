@@ -199,6 +199,7 @@ def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list
     assert ((got - true).abs() <= true.abs() * 2.0**-8).all()
 
 
+@pytest.mark.sample(ways=1)
 @needs_panels
 @needs_digits
 @pytest.mark.parametrize("power", [-99, -40, 0, 60, 115])
@@ -230,6 +231,7 @@ def test_a_single_group_has_no_loop_of_its_own() -> None:
     check_near(run(compiled(of_group(128), *args), *args), of_group(128)(*args), args[0].double() @ weight.t())
 
 
+@pytest.mark.sample(ways=1)
 @needs_panels
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
 @pytest.mark.parametrize("rows", [1, 3, 12])
@@ -342,6 +344,7 @@ def test_weights_in_another_layout_are_refused(columns: int) -> None:
         of_group(64)(x, other, scales)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 8, 12])
 def test_weights_of_eight_bits(rows: int, dtype: torch.dtype) -> None:

@@ -63,6 +63,7 @@ def compiled(fn: Callable[..., Any], mode: str = "symbolic") -> CompiledParts:
     return found
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_reads_back_and_runs_as_eager_does(name: str, mode: str) -> None:

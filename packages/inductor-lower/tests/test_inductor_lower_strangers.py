@@ -54,6 +54,7 @@ _TOO_LARGE = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", [t for t in _TOO_LARGE if t is not torch.float64], ids=str)
 @pytest.mark.parametrize(
     "f",

@@ -171,6 +171,7 @@ FEW = [
 ]
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_few_queries_have_their_keys_in_parts(case: Any, dtype: torch.dtype) -> None:
@@ -335,6 +336,7 @@ def on_device(case: Any, dtype: torch.dtype, gradients: bool = False) -> list[Ke
     return sources(lowered(backward(case) if gradients else forward(case), args))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [64, 128])
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
