@@ -98,8 +98,10 @@ TEST_SESSIONS = (
 #: Sessions that `nox -s system` runs side by side.
 SYSTEM_SESSIONS = ("emulated_kernels", "system_tests", "emulated_levels")
 
-#: Few cases of a product have all values, but not all kinds of kernels.
-EVERY_KIND = ("--every-kind", "--whole")
+#: Not emulated: tests that take long, of tile registers, which are looked for by what this processor has, of levels of
+#: x86-64, since each would be the emulated one, and of several threads, whose memory this processor keeps in order.
+NOT_EMULATED = ("all_orientations_and_types", "many_rows_are_products_in_tile", "levels_of_x86", "on_vectors_without",
+                "on_one_thread_and_on_two")  # fmt: skip
 
 #: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
 #: pass under each of them. A processor without AVX-512 has it neither in torch's own loops nor in oneDNN's; on the
@@ -136,7 +138,7 @@ EMULATED = (
 )
 EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
 #: Tests that together run the kinds of kernels that only x86-64 has, as far as this processor has them.
-NOT_ON_ARM = ("cpu_tails", "int8_products", "packed_products", "packed_constants", "cpu_tile_registers", "attention")
+NOT_ON_ARM = ("cpu_product_ways", "cpu_tails", "packed_constants", "cpu_tile_registers", "attention")
 
 
 # --- environments -----------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ def test_package(session: nox.Session, package: str) -> None:
 
 @session_without_pip
 def library_paths(session: nox.Session) -> None:
-    """The numeric tests once more, each in one of the ways in which torch and its libraries compute on other
+    """Half of the numeric tests once more, each in one of the ways in which torch and its libraries compute on other
     processors; `nox -s sweeps` runs each in all of them."""
     install_everything(session)
     share(session, "pytest", "transformers", "triton")
@@ -355,7 +357,7 @@ def library_paths(session: nox.Session) -> None:
 
 
 def numeric_tests(session: nox.Session, *, whole: bool = False) -> None:
-    """Shared out over `LIBRARY_PATHS`, or ``whole`` under each of them."""
+    """A quarter of them, in turn, under each of `LIBRARY_PATHS`, or the ``whole`` under each."""
     files = [
         f"packages/{package}/tests/test_{load_package(package).import_name.removeprefix('aotkit_')}_{name}.py"
         for package, names in NUMERIC_TESTS.items()
@@ -367,7 +369,7 @@ def numeric_tests(session: nox.Session, *, whole: bool = False) -> None:
     chosen = ("-k", "not refused and not hash and not dies")
     failed = []
     for number, setting in enumerate(LIBRARY_PATHS):
-        part = ("--whole",) if whole or simple else ("--part", str(number), str(len(LIBRARY_PATHS)))
+        part = ("--whole",) if whole or simple else ("--part", str(number), str(2 * len(LIBRARY_PATHS)))
         if simple and setting["ATEN_CPU_CAPABILITY"] == "avx2":
             continue  # torch would take the word for it and run into instructions that the processor does not have
         words = " ".join(f"{name}={value}" for name, value in setting.items())
@@ -570,11 +572,11 @@ def system_tests(session: nox.Session) -> None:
 
 @session_without_pip
 def emulated_kernels(session: nox.Session) -> None:
-    """Kernels for 64-bit ARM under emulation."""
+    """Every kind of kernel for 64-bit ARM under emulation; `-- --whole` for all cases of sampled products."""
     share(session, "pytest")
     install_everything(session)
     system_packages(session)
-    emulate(session, "aarch64", EMULATED, *EVERY_KIND)
+    emulate(session, "aarch64", EMULATED, "--every-kind")
 
 
 @session_without_pip
@@ -585,17 +587,14 @@ def emulated_levels(session: nox.Session) -> None:
     system_packages(session)
     for level, names in EMULATED_LEVELS.items():
         emulate(session, level, names)
-    emulate(session, "host", NOT_ON_ARM, *EVERY_KIND)
+    emulate(session, "host", NOT_ON_ARM, "--every-kind")
 
 
 def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
-    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated. Left out is
-    one that takes long, and one of tile registers, which are looked for by what this processor has."""
+    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated."""
     files = [f"packages/inductor-lower/tests/test_inductor_lower_{name}.py" for name in names]
     plugin = ("-p", "tools.emulation.plugin", "--emulate", processor, *options)
-    pytest(
-        session, *plugin, *files, "-q", "-k", "not all_orientations_and_types and not many_rows_are_products_in_tile"
-    )
+    pytest(session, *plugin, *files, "-q", "-k", " and ".join(f"not {name}" for name in NOT_EMULATED))
 
 
 @session_without_pip

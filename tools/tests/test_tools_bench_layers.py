@@ -9,7 +9,7 @@ import pytest
 from tools.bench import layers
 
 
-@pytest.mark.sample(1)
+@pytest.mark.nightly("test_tools_bench.py takes a small function's first call apart; this is another table's row")
 @pytest.mark.parametrize("collect", [False, True])
 def test_a_compile_tells_its_seconds_and_its_memory(collect: bool, fork_in: Any) -> None:
     fork_in(layers)

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 @pytest.mark.filterwarnings("default::UserWarning")  # Dynamo warns of what it does itself
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["swin", *(name for name in MORE if name != "swin")])
+@pytest.mark.parametrize("name", ["unet", *(name for name in MORE if name != "unet")])
 def test_a_training_step_is_as_near_to_float64_as_eager_mode(name: str) -> None:
     batch = {key: value[:2] for key, value in make_batch(name, quick=True).items()}
     wide = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
@@ -38,7 +38,7 @@ def test_a_training_step_is_as_near_to_float64_as_eager_mode(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-@pytest.mark.sample(1)
+@pytest.mark.nightly("products of each kind and a model's attention are tested on one thread and on two")
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
 def test_a_training_step_is_the_same_on_one_thread_and_on_two(name: str) -> None:
     """With products of ours: a library's sums may depend on the number of threads (in eager mode as well)."""

@@ -192,6 +192,7 @@ POOLS: dict[str, Function] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("activation", [F.relu, F.relu6], ids=["relu", "relu6"])

@@ -134,6 +134,7 @@ def check(got: list[Tensor], run: Callable[..., Any], args: list[Tensor], dtype:
         assert (own.double() - right).norm() <= 3 * torch.finfo(dtype).eps * right.norm()
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(("score_mod", "mask_mod"), FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scores_are_never_in_memory(score_mod: Any, mask_mod: Any, dtype: torch.dtype) -> None:

@@ -101,6 +101,7 @@ def test_an_output_of_a_model_comes_back_from_a_package_as_its_class(tmp_path: P
         torch.testing.assert_close(result["last_hidden_state"], x + 1)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 @pytest.mark.parametrize("way", ["grouped_mm", "batched_mm"])
 @pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 1), (torch.float32, 5), (torch.bfloat16, 3)], ids=str)

@@ -200,6 +200,7 @@ def test_what_cannot_be_packed_is_refused_and_leaves_no_file(tmp_path: Path) -> 
 # -- which sizes a package takes -------------------------------------------------------------------------
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("declared", ["bounded", "dynamic", "auto"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_package_with_convolutions_takes_every_declared_number_of_images(

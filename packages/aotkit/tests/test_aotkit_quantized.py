@@ -111,6 +111,7 @@ def linear_of_groups_without_zeros(x: Tensor, w: Tensor, scales: Tensor, zeros: 
     return F.linear(x, decomposed.dequantize_per_channel_group(w, scales, None, *INT8, 64, x.dtype))
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fn", [linear_of_channels, linear_of_groups, linear_of_groups_without_zeros])

@@ -59,6 +59,7 @@ def addmm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tens
     return (torch.addmm(b, x, w, alpha=0.5, beta=2.0),)
 
 
+@pytest.mark.sample(ways=2)
 @pytest.mark.parametrize("rows", range(1, 9))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("f", [linear, addmm], ids=["along", "down"])
@@ -96,6 +97,7 @@ def test_matrices_with_gaps_and_transposed_ones_are_read_where_they_lie() -> Non
     check(lowered, program, args)
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -119,6 +121,7 @@ def test_float32_keeps_its_bits_where_other_products_may_lose_some() -> None:
     assert exact.source.text == loose.source.text and "tf32" not in exact.source.text
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize(
     ("rows", "columns", "inner", "ours"),
     [

@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Graph, list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.sample(ways=1)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}{' walk' * tile.walks}")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.covers("F5e.4")
