@@ -184,7 +184,8 @@ def with_emulated_tiles(text: str) -> str:
     if not _CALL.search(text):
         return _DECLARED.sub("", _SETTINGS.sub("", text))
     text = _FUNCTION.sub(lambda found: _on_the_stack(found.group()), text)
-    assert "@llvm.x86.tile" not in (rest := _DECLARED.sub("", _SETTINGS.sub("", text))), "an instruction for tiles is left"
+    rest = _DECLARED.sub("", _SETTINGS.sub("", text))
+    assert "@llvm.x86.tile" not in rest, "an instruction for tiles is left"
     return "\n".join([rest, *([] if "@llvm.fma.v16f32(" in rest else [_FMA]), _FUNCTIONS])
 
 
@@ -194,12 +195,18 @@ def _on_the_stack(function: str) -> str:
     return emulated.replace("entry:\n", f"entry:\n{room}", 1) if count else function
 
 
-def emulate() -> None:
-    """Give this processor tile registers, as far as the CPU target knows; nothing has asked for them yet."""
+def why_not() -> str:
+    """Why tile registers are not emulated here; nothing where they are."""
     features = llvm.get_host_cpu_features()
+    if all(features.get(name) for name in FEATURES):
+        return "this processor has its own"
     missing = [name for name in NEEDED if not features.get(name)]
-    if missing:
-        raise pytest.UsageError(f"tile registers are emulated on a processor with {', '.join(missing)}")
+    return f"this processor lacks {', '.join(missing)}" if missing else ""
+
+
+def emulate() -> None:
+    """Give this processor tile registers, as far as the CPU target knows; tests have not been imported yet."""
+    features = llvm.get_host_cpu_features()
     features.update(dict.fromkeys(FEATURES, True))
     of_host: Any = llvm
     of_host.get_host_cpu_features = lambda: features
@@ -218,6 +225,8 @@ def emulate() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test is imported."""
+    if why_not():
+        raise pytest.UsageError(f"tile registers are not emulated: {why_not()}")
     emulate()
 
 

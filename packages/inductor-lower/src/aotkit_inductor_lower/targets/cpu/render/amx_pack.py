@@ -11,7 +11,7 @@ from ..tile_forms import TILE_BYTES, TileForm
 from .emitter import Carried, Emitter, Ssa, imm, vector_type
 from .transpose import transpose
 
-__all__ = ["GROUP", "STATS_BYTES", "Packing", "carried_stats", "neighbors", "pack_step", "pairs_of"]
+__all__ = ["GROUP", "STATS_BYTES", "Packing", "carried_stats", "look_over", "neighbors", "pack_step", "pairs_of"]
 __all__ += ["room_for_squares", "store_line", "store_stats"]
 
 GROUP = 16  # lines of a tile, and lanes of a vector of 32 bits
@@ -107,6 +107,22 @@ def pack_step(
         return _observed(em, now, pairs[0], pieces if packing.form.pieces == 3 else ()) if now else []
 
     return em.loop(imm(0), imm(GROUP), 1, stats, line, "line")
+
+
+def look_over(em: Emitter, panel: Ssa, steps: Ssa, step_bytes: int, stats: Ssa) -> None:
+    """Add to a panel's stats what is in so many steps of it that were packed before, of numbers that their pieces hold
+    whole: their first pieces tell."""
+
+    def step(at: Ssa, now: list[Ssa]) -> list[Ssa]:
+        own = em.element("i8", panel, em.mul(at, imm(step_bytes)))
+
+        def line(at: Ssa, now: list[Ssa]) -> list[Ssa]:
+            pairs = em.here(_WORDS, f"load {_WORDS}, ptr {em.element('i8', own, at).text}, align 64")
+            return _observed(em, now, pairs, ())
+
+        return em.loop(imm(0), imm(2 * TILE_BYTES), 64, [Carried(v.type, v) for v in now], line, "line")
+
+    store_stats(em, stats, em.loop(imm(0), steps, 1, carried_stats(em, stats), step, "k"))
 
 
 def pairs_of(em: Emitter, form: TileForm, low: Ssa, high: Ssa) -> tuple[list[Ssa], tuple[Ssa, ...]]:

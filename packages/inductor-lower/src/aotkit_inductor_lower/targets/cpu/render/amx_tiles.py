@@ -70,11 +70,11 @@ def _declare_tiles(em: Emitter) -> None:
     em.declare("llvm.x86.tdpbf16ps", "void", [tile, tile, tile])
 
 
-def micro_function(em: Emitter, form: TileForm) -> str:
+def micro_function(em: Emitter, form: TileForm, by_rows: bool = False) -> str:
     """The name of the module's function that adds ``steps`` steps of two panels to a block of sums, or starts it with
     them: ``(left, right, sums, steps, first)``. Tiles 0 to 3 are the block, 4 and 5 of the left factor, 6 and 7 of the
-    right one."""
-    name = f"tiles_{form.name.replace('-', '_')}"
+    right one. ``by_rows``: of the right one the rows of a pair of tiles lie side by side, as in a matrix in panels."""
+    name = f"tiles_{form.name.replace('-', '_')}{'_by_rows' if by_rows else ''}"
     if name in em.declarations:
         return name
     _declare_tiles(em)
@@ -94,10 +94,11 @@ def micro_function(em: Emitter, form: TileForm) -> str:
         sides = own.element("i8", Ssa("%left", "ptr"), at), own.element("i8", Ssa("%right", "ptr"), at)
         for use in _schedule(form):
             if isinstance(use, _Take):
-                place = own.element("i8", sides[use.side], imm((use.piece * 2 + use.half) * TILE_BYTES))
+                apart, stride = (64, 128) if by_rows and use.side else (TILE_BYTES, 64)
+                place = own.element("i8", sides[use.side], imm(use.piece * 2 * TILE_BYTES + use.half * apart))
                 tile = (4, 6)[use.side] + use.half
                 load_ = "tileloaddt164" if form.streams and not use.side else "tileloadd64"
-                own.effect(f"call void @llvm.x86.{load_}(i8 {tile}, ptr {place.text}, i64 64)")
+                own.effect(f"call void @llvm.x86.{load_}(i8 {tile}, ptr {place.text}, i64 {stride})")
             else:
                 row, column = use
                 own.effect(f"call void @llvm.x86.tdpbf16ps(i8 {2 * row + column}, i8 {4 + row}, i8 {6 + column})")
