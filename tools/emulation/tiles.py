@@ -2,7 +2,7 @@
 
 ``pytest -p tools.emulation.tiles packages/inductor-lower/tests/test_inductor_lower_cpu_tile_registers.py``
 
-LLVM's text of a kernel is the one that a processor with AMX would get; only the seven instructions of the tiles are
+LLVM's text of a kernel is the one that a processor with AMX would get; only the instructions of the tiles are
 calls of functions that do the same, so that what is packed, checked, computed again and stored is what runs there. It
 needs AVX-512 and its conversions to bfloat16. Speed says nothing here: a product of two tiles takes a microsecond.
 
@@ -10,7 +10,7 @@ Note [What a product of tiles computes]
     By Intel's manual (Software Developer's Manual, TDPBF16PS): numbers of a pair are summed apart, the first numbers of
     all pairs and the second ones, each by fused multiply-adds that round to the nearest, from zero; the two sums are
     added, and what that gives is added to the tile. Subnormal numbers are read as zero and become zero everywhere,
-    whatever the settings of the thread are.
+    whatever the settings of the thread are. Products of bytes (TDPBSSD) are summed in 32 bits, without saturation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from aotkit_inductor_lower.targets.cpu import object as objects
 
 __all__ = ["with_emulated_tiles"]
 
-FEATURES = ("amx-tile", "amx-bf16")
+FEATURES = ("amx-tile", "amx-bf16", "amx-int8")
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16")
 
 TILES, TILE_BYTES, ROWS = 8, 1024, 16
 
-_CALL = re.compile(r"call void @llvm\.x86\.(tilezero|tileloadd64|tileloaddt164|tilestored64|tdpbf16ps)\(")
-_DECLARED = re.compile(r"^declare void @llvm\.x86\.(?:tile\w+|ldtilecfg|tdpbf16ps)\(.*\n?", re.MULTILINE)
+_CALL = re.compile(r"call void @llvm\.x86\.(tilezero|tileloadd64|tileloaddt164|tilestored64|tdpbf16ps|tdpbssd)\(")
+_DECLARED = re.compile(r"^declare void @llvm\.x86\.(?:tile\w+|ldtilecfg|tdp\w+)\(.*\n?", re.MULTILINE)
 _SETTINGS = re.compile(r"^ *call void @llvm\.x86\.(?:ldtilecfg|tilerelease)\(.*\n?", re.MULTILINE)
 _FUNCTION = re.compile(r"^define [^\n]*\{\nentry:\n.*?^\}", re.MULTILINE | re.DOTALL)
 
@@ -133,6 +133,57 @@ entry:
   %more = call <16 x float> @llvm.fma.v16f32(<16 x float> %x, <16 x float> %y, <16 x float> %sum)
   %flushed = call <16 x float> @without_subnormal(<16 x float> %more)
   ret <16 x float> %flushed
+}
+
+; The numbers of bits %at to %at + 7 of sixteen words.
+define internal <16 x i32> @byte_of_words(<16 x i32> %words, i32 %at) {
+entry:
+  %left = sub i32 24, %at
+  %one = insertelement <16 x i32> poison, i32 %left, i32 0
+  %all = shufflevector <16 x i32> %one, <16 x i32> poison, <16 x i32> zeroinitializer
+  %high = shl <16 x i32> %words, %all
+  %byte = ashr <16 x i32> %high, splat (i32 24)
+  ret <16 x i32> %byte
+}
+
+define internal void @emulated_tdpbssd(ptr %tiles, i8 %to, i8 %left, i8 %right) {
+entry:
+  br label %row
+row:
+  %m = phi i64 [ 0, %entry ], [ %m.next, %summed ]
+  %lefts = call ptr @tile_line(ptr %tiles, i8 %left, i64 %m)
+  %place = call ptr @tile_line(ptr %tiles, i8 %to, i64 %m)
+  br label %four
+four:
+  %k = phi i64 [ 0, %row ], [ %k.next, %fourth ]
+  %a.at = getelementptr i32, ptr %lefts, i64 %k
+  %a = load i32, ptr %a.at, align 4
+  %a.one = insertelement <16 x i32> poison, i32 %a, i32 0
+  %a.all = shufflevector <16 x i32> %a.one, <16 x i32> poison, <16 x i32> zeroinitializer
+  %b.at = call ptr @tile_line(ptr %tiles, i8 %right, i64 %k)
+  %b = load <16 x i32>, ptr %b.at, align 64
+  br label %byte
+byte:
+  %at = phi i32 [ 0, %four ], [ %at.next, %byte ]
+  %x = call <16 x i32> @byte_of_words(<16 x i32> %a.all, i32 %at)
+  %y = call <16 x i32> @byte_of_words(<16 x i32> %b, i32 %at)
+  %term = mul <16 x i32> %x, %y
+  %old = load <16 x i32>, ptr %place, align 64
+  %sum = add <16 x i32> %old, %term
+  store <16 x i32> %sum, ptr %place, align 64
+  %at.next = add i32 %at, 8
+  %at.more = icmp ult i32 %at.next, 32
+  br i1 %at.more, label %byte, label %fourth
+fourth:
+  %k.next = add i64 %k, 1
+  %k.more = icmp ult i64 %k.next, 16
+  br i1 %k.more, label %four, label %summed
+summed:
+  %m.next = add i64 %m, 1
+  %m.more = icmp ult i64 %m.next, 16
+  br i1 %m.more, label %row, label %done
+done:
+  ret void
 }
 
 define internal void @emulated_tdpbf16ps(ptr %tiles, i8 %to, i8 %left, i8 %right) {

@@ -184,6 +184,19 @@ def test_emulated_tiles_have_no_subnormal_numbers(product_of_tiles: Any) -> None
     assert product_of_tiles(ones * 0, odd, zeros).isnan().all()
 
 
+def test_products_of_bytes_in_emulated_tiles() -> None:
+    text = tiles.with_emulated_tiles(TILES.replace("tdpbf16ps", "tdpbssd"))
+    loaded = load_object(compile_for(target_machine(generic_machine(128)), text), [], ["product"])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(loaded.addresses()["product"])
+    left, right = (torch.randint(-128, 128, size, dtype=torch.int8) for size in ((16, 64), (64, 16)))
+    sums = torch.randint(-(2**31), 2**31 - 1, (16, 16)).int()
+    want = (sums.long() + left.long() @ right.long()).int()  # what does not fit is cut off
+    fours = torch.zeros(16, 128, dtype=torch.int8)
+    fours[:, :64] = right.view(16, 4, 16).transpose(1, 2).reshape(16, 64)
+    call(left.data_ptr(), fours.data_ptr(), sums.data_ptr())
+    assert torch.equal(sums, want)
+
+
 def test_functions_without_tiles_stay_as_they_are() -> None:
     text = "define i32 @one() {\nentry:\n  ret i32 1\n}\n"
     assert tiles.with_emulated_tiles(text) == text

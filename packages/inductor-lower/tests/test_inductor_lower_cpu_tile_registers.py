@@ -198,6 +198,42 @@ def test_factors_of_any_exponents(seed: int, spread: int, center: int) -> None:
 EXPONENTS = generated(torch.mm, torch.empty(48, 70), torch.empty(70, 33)) if host_machine().has("amx-bf16") else None
 
 
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+needs_tiles_of_bytes = pytest.mark.skipif(
+    not (host_machine().has("amx-bf16") and host_machine().has("amx-int8")), reason="no tile registers for bytes"
+)
+
+
+@needs_tiles_of_bytes
+@pytest.mark.parametrize("size", [(96, 64, 64), (70, 100, 90), (33, 300, 200), (17, 65, 129), (40, 5000, 64)], ids=str)
+def test_products_of_bytes_are_exact(size: tuple[int, int, int]) -> None:
+    m, k, n = size
+    x, rows, columns = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((m, k), (n, k), (k, n)))
+    x[:, : k // 2], rows[:, : k // 2] = -128, -128  # the largest sums
+    scale, own = torch.rand(n), torch.rand(m, 1)
+    for f, args in (
+        (lambda x, w, s, o: torch._int_mm(x, w.t()) * o * s, (x, rows, scale, own)),
+        (torch._int_mm, (x, columns)),
+    ):
+        made = generated(f, *args)
+        (got,) = made(list(args))
+        assert torch.equal(got, f(*args)) and made.report().kernel_count == 1
+        watched = bind_program(made.compiled, made.constants, redzones=True)
+        assert torch.equal(watched(list(args))[0], got)
+    packed = constant(lambda x: torch._int_mm(x, rows.t()) * scale, x)
+    assert any(name.endswith("_packed") for name in packed.constants)
+    assert torch.equal(packed([x])[0], torch._int_mm(x, rows.t()) * scale)
+
+
+@needs_tiles_of_bytes
+def test_bytes_are_left_to_onednn_without_being_asked_for() -> None:
+    x, w = (torch.randint(-128, 128, (512, 512), dtype=torch.int8) for _ in range(2))
+    made = compile_graph(make_fx(lambda x, w: torch._int_mm(x, w.t()), tracing_mode="fake")(x, w))
+    assert isinstance(made, CompiledGraph)
+    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
+
+
 # -- matrices that never change ----------------------------------------------------------------------------------
 
 

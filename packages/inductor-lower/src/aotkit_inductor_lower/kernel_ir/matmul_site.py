@@ -84,9 +84,12 @@ def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     return None
 
 
-def sum_of_products(kernel: Kernel, *, few: bool = False) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
+def sum_of_products(
+    kernel: Kernel, *, few: bool = False, whole: bool = False
+) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
     """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors. With
-    ``few``, as products of few rows, it may be one of whole numbers in i32, and may check indices."""
+    ``whole`` it may be one of whole numbers in i32; with ``few``, as products of few rows, also that, and check
+    indices."""
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
     if loops != [0] or not kernel.grid or kernel.ordered or kernel.scratch:
         return None
@@ -100,7 +103,7 @@ def sum_of_products(kernel: Kernel, *, few: bool = False) -> tuple[PerfectNest, 
     if reduce.kind != "sum" or reduce.running or not isinstance(product, Compute):
         return None
     floats = reduce.dtype in (DType.F32, DType.F64) and product.op in CONTRACTIONS.values()
-    if not floats and not (few and (reduce.dtype, product.op) == (DType.I32, "mul")):
+    if not floats and not ((few or whole) and (reduce.dtype, product.op) == (DType.I32, "mul")):
         return None
     first, second = product.args
     return nest, reduce, (first, second)

@@ -22,7 +22,7 @@ from .render.types import width
 from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
 __all__ = ["GroupedProduct", "ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
-__all__ += ["has_tiles", "lies_along_columns"]
+__all__ += ["has_tiles", "has_tiles_of_bytes", "lies_along_columns"]
 __all__ += [
     "grouped_product",
     "multiplies_bytes",
@@ -123,8 +123,8 @@ def _packed_for_tiles(form: TiledProduct) -> Panels | None:
 
 def panels_of_tile_form(form: TileForm, dtype: DType) -> Panels | None:
     """The panels that tiles of a form are loaded from; ``None`` where a factor is packed in each call."""
-    if dtype is DType.BF16 and form.pieces == 1:
-        return Panels(PANEL, 2, DEPTH)
+    if form.pieces == 1 and dtype in (DType.BF16, DType.I8):
+        return Panels(PANEL, 2 if dtype is DType.BF16 else 4, form.depth)
     return Panels(PANEL, 2, DEPTH, DEPTH // 2, form.pieces) if dtype is DType.F32 and form.pieces == 3 else None
 
 
@@ -216,6 +216,11 @@ def has_tiles(target: Machine) -> bool:
     return target.vector_bits == 512 and target.has("amx-bf16")
 
 
+def has_tiles_of_bytes(target: Machine) -> bool:
+    """Whether tile registers multiply bytes, too."""
+    return has_tiles(target) and target.has("amx-int8")
+
+
 def multiplies_bytes(target: Machine) -> bool:
     """Whether there are instructions for vectors of products of bytes."""
     return target.vector_bits == 512 and target.has("avx512vnni")
@@ -242,10 +247,12 @@ def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
     smaller than a panel, and with factors whose neighbors in memory are neighbors in a panel."""
     if not has_tiles(target):
         return None
-    site = product_site(kernel)
-    if site is None or site.reduce.dtype is not DType.F32:
+    site = product_site(kernel, whole=True)
+    if site is None or any((size.constant or 0) < PANEL // 2 for size in site.sizes):
         return None
-    if any((size.constant or 0) < PANEL // 2 for size in site.sizes):
+    if site.reduce.dtype is DType.I32:
+        return _tiled_bytes(kernel, site) if has_tiles_of_bytes(target) else None
+    if site.reduce.dtype is not DType.F32:
         return None
     factors = [_tiled_factor(kernel, value) for value in (site.left, site.right)]
     narrow = all(factor.dtype is DType.BF16 for factor in factors)
@@ -265,6 +272,21 @@ def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
     return TiledProduct(site, form, left, right, filled)
 
 
+def _tiled_bytes(kernel: Kernel, site: ProductSite) -> TiledProduct | None:
+    """The product of bytes that a kernel is: both factors are read from memory, or the right one from panels."""
+    loads_ = [_loaded_byte(kernel, value) for value in (site.left, site.right)]
+    if None in loads_ or any(len(loops) > 1 for loops in (site.rows, site.columns, site.inner)):
+        return None
+    factors = [TiledFactor(load.result, DType.I8, (load,), along=False) for load in loads_ if load is not None]
+    factors[1] = replace(factors[1], panels=_panels_of(site, factors[1], FORMS["int8"]))
+    lying = _best_order(site, *factors)
+    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
+    if lying is None or not all(map(bears_mask, after)):
+        return None
+    site, left, right, filled = lying
+    return TiledProduct(site, FORMS["int8"], left, right, filled)
+
+
 def _panels_of(site: ProductSite, factor: TiledFactor, form: TileForm) -> Panels | None:
     """The panels that the right factor lies in already: it is an element of them, or the sum of an element's pieces,
     the largest of which is first."""
@@ -276,12 +298,13 @@ def _panels_of(site: ProductSite, factor: TiledFactor, form: TileForm) -> Panels
         return None
     loops, steps = (Symbol(site.columns[0].symbol), Symbol(site.inner[0].symbol)), site.inner[0].extent.constant
     found = [panels.piece_at(load.indices[0], *loops, steps or 0) for load in pieces]
-    in_place = found == list(range(panels.pieces)) and all(load.dtype is DType.BF16 for load in pieces)
+    stored = DType.I8 if factor.dtype is DType.I8 else DType.BF16
+    in_place = found == list(range(panels.pieces)) and all(load.dtype is stored for load in pieces)
     return panels if in_place and _is_sum(factor.value, pieces, computed) else None
 
 
 def _is_sum(value: str, terms: Sequence[Load], computed: Sequence[Compute]) -> bool:
-    """Whether a value is a bfloat16, or the sum of several as float32 in their order."""
+    """Whether a value is a single number, or the sum of several as float32 in their order."""
     if len(terms) == 1:
         return not computed and value == terms[0].result
     made = {instr.result: (instr.op, instr.args, instr.dtype) for instr in computed}
@@ -328,7 +351,8 @@ def _best_order(
             size = last.extent.constant or 1
             flat = not others or not (rows.along or columns.along)  # else steps end where the innermost loop does
             depth = site.sizes[2].constant or 1 if flat else size
-            filled = depth / (-(-depth // DEPTH) * DEPTH)
+            step = FORMS["int8"].depth if left.dtype is DType.I8 else DEPTH
+            filled = depth / (-(-depth // step) * step)
             found.append((filled, size, (replace(site, inner=(*others, last)), rows, columns, filled)))
     return max(found, key=lambda item: item[:2])[2] if found else None
 

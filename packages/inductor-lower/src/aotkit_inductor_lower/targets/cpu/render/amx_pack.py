@@ -46,10 +46,15 @@ class Packing:
         """Whether neighbors are pairs, and not numbers that are 16 apart."""
         return self.form.pieces == 1
 
+    @property
+    def count(self) -> int:
+        """How many numbers are multiplied at once: pairs of bfloat16, or four bytes."""
+        return self.form.depth // GROUP
+
     def place(self, em: Emitter, index: Ssa, half: int) -> Ssa:
         """Which number of a step a vector across lines has, for :func:`pack_step`."""
         if self.neighbors:
-            return em.add(em.mul(index, imm(2)), imm(half))
+            return em.add(em.mul(index, imm(self.count)), imm(half))
         return em.add(index, imm(GROUP * half))
 
 
@@ -83,8 +88,8 @@ def pack_step(
     stats: Sequence[Carried],
 ) -> list[Ssa]:
     """Write one step of 16 lines. ``read(index, half)``: the vector of line ``index`` and the ``half``-th 16 numbers of
-    the step; or, across lines, of number :meth:`Packing.place`. ``room``: of :func:`room_for_squares`, made at the
-    function's entry. Gives the panel's stats with these numbers."""
+    the step (of bytes there are four such); or, across lines, of number :meth:`Packing.place`. ``room``: of
+    :func:`room_for_squares`, made at the function's entry. Gives the panel's stats with these numbers."""
     if packing.neighbors:
         _pack_neighbors(em, packing, read, to, room)
         return [value.initial for value in stats]
@@ -160,12 +165,25 @@ def store_line(em: Emitter, value: Ssa, to: Ssa, piece: int, line: Ssa) -> None:
 
 
 def neighbors(em: Emitter, packing: Packing, read: Callable[[int], Ssa]) -> Ssa:
-    """Pairs of bfloat16 that are neighbors."""
+    """Pairs of bfloat16 that are neighbors, or four bytes."""
+    if packing.dtype is DType.I8:
+        return _four_bytes(em, [read(number) for number in range(packing.count)], packing.along)
     low, high = (_narrow(em, read(half)) for half in range(2))
     if packing.along:
         both = em.shuffle(low, high, "i16", range(2 * GROUP))
         return em.pure(_WORDS, f"bitcast {both.typed} to {_WORDS}", both)
     return _or(em, _words(em, low), _shift(em, "shl", _words(em, high)))
+
+
+def _four_bytes(em: Emitter, bytes_: Sequence[Ssa], along: bool) -> Ssa:
+    """Four vectors of 16 bytes as one of words: one after the other, or one byte of each side by side."""
+    if along:
+        halves = [em.shuffle(a, b, "i8", range(2 * GROUP)) for a, b in (bytes_[:2], bytes_[2:])]
+        whole = em.shuffle(halves[0], halves[1], "i8", range(4 * GROUP))
+        return em.pure(_WORDS, f"bitcast {whole.typed} to {_WORDS}", whole)
+    words = [_words(em, value) for value in bytes_]
+    moved = [em.pure(_WORDS, f"shl {word.typed}, splat (i32 {8 * k})", word) for k, word in enumerate(words)]
+    return functools.reduce(functools.partial(_or, em), moved)
 
 
 def _narrow(em: Emitter, value: Ssa) -> Ssa:

@@ -24,14 +24,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from ....ir import DType, Instr, Load
+from ....ir import Instr, Load
 from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.product_site import ProductSite
 from ....symbolic import Expr, Symbol, product
 from ..machine import Machine
 from ..products import TiledProduct
-from ..tile_forms import DEPTH, PANEL, TILE_BYTES
+from ..tile_forms import PANEL, TILE_BYTES
 from .amx_check import TileCheck
 from .amx_pack import (
     GROUP,
@@ -99,7 +99,7 @@ class TiledProductEmitter(KernelEmitter):
         assert last.constant is not None
         self.panels = found.right.panels  # of a right factor that was packed before
         self.depth = last.constant  # numbers after which a step may not be full
-        self.steps = -(-self.depth // DEPTH) * (1 if self.flat else _count(site.inner[:-1]))
+        self.steps = -(-self.depth // self.form.depth) * (1 if self.flat else _count(site.inner[:-1]))
         self._divide()
         self.check = TileCheck(self.em, self.form, _count(site.inner)) if self.right.packing.checked else None
 
@@ -324,14 +324,14 @@ class TiledProductEmitter(KernelEmitter):
         """By the module's function for factors of which nothing is computed."""
         em, ctx, offset = self.em, self.ctx, load.indices[0]
         line, (inner,) = Symbol(factor.lines[0].symbol), self.inner
-        first = em.mul(steps[0], imm(DEPTH))
+        first = em.mul(steps[0], imm(self.form.depth))
         ctx.symbols[line], ctx.symbols[inner] = lines[0], first
         element = memory_type(load.dtype)
         start = em.element(element, ctx.pointers[load.buffer], ctx.scalar(offset))
         by = [offset.coefficient(symbol) for symbol in (line, inner)]
         assert by[0] is not None and by[1] is not None
-        exact = self.depth % DEPTH == 0
-        stop = em.minimum(em.mul(steps[1], imm(DEPTH)), imm(self.depth))
+        exact = self.depth % self.form.depth == 0
+        stop = em.minimum(em.mul(steps[1], imm(self.form.depth)), imm(self.depth))
         name = pack_function(em, factor.packing, exact)
         given = (
             start,
@@ -384,7 +384,8 @@ class TiledProductEmitter(KernelEmitter):
                 again = functools.partial(self._again, sums, vector)
                 self.check.repair(self._load_sums(sums, vectors), limit, kept, again)
             floor = self.go_to({}, vector)
-            ctx.values[self.site.reduce.result] = Value(DType.F32, tuple(self._load_sums(sums, vectors)), varying=True)
+            result = self.site.reduce
+            ctx.values[result.result] = Value(result.dtype, tuple(self._load_sums(sums, vectors)), varying=True)
             emit_body(ctx, self.after)
             self.go_back(floor)
             return []
@@ -405,7 +406,8 @@ class TiledProductEmitter(KernelEmitter):
 
     def _load_sums(self, sums: Ssa, vectors: int) -> list[Ssa]:
         places = [self.em.element("i8", sums, imm(TILE_BYTES * k)) for k in range(vectors)]
-        return [self.em.here(FLOATS, f"load {FLOATS}, ptr {place.text}, align 64") for place in places]
+        kind = vector_type(self.form.sums, GROUP)
+        return [self.em.here(kind, f"load {kind}, ptr {place.text}, align 64") for place in places]
 
     # -- sums that are computed again ----------------------------------------------------------------------
 
@@ -467,7 +469,7 @@ class _Reader:
         if packing.along:
             emitter.place(factor.lines, em.minimum(em.add(self.first, index), em.sub(self.end, imm(1))))
             vector = Vector(emitter.inner[-1], at, GROUP, 1)
-            vector = vector if depth % DEPTH == 0 else ctx.some(vector, imm(depth))
+            vector = vector if depth % emitter.form.depth == 0 else ctx.some(vector, imm(depth))
         else:
             one = len(factor.lines) == 1
             first = self.first if one else em.minimum(self.first, em.sub(self.end, imm(GROUP)))
@@ -490,11 +492,11 @@ class _Reader:
         whether there is one; if not, this is another one."""
         emitter = self.emitter
         em, loops, depth = emitter.em, emitter.site.inner, emitter.depth
-        per = imm(-(-depth // DEPTH))
+        per = imm(-(-depth // emitter.form.depth))
         inside = step if emitter.flat else em.unsigned("urem", step, per)
-        at = em.add(em.mul(inside, imm(DEPTH)), number)
+        at = em.add(em.mul(inside, imm(emitter.form.depth)), number)
         there = None
-        if not self.factor.packing.along and depth % DEPTH:
+        if not self.factor.packing.along and depth % emitter.form.depth:
             there = em.pure("i1", f"icmp slt i64 {at.text}, {depth}", at)
             at = em.minimum(at, imm(depth - 1))
         if emitter.flat:
