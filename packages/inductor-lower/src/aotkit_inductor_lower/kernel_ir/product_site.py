@@ -43,7 +43,8 @@ def product_site(kernel: Kernel, *, whole: bool = False) -> ProductSite | None:
         return None
     nest, reduce, factors = found
     (op,) = (i.op for i in nest.body if isinstance(i, Compute) and i.result == reduce.value)
-    precision = next((precision for precision, name in CONTRACTIONS.items() if name == op), "highest")  # or exact
+    told: list[Precision] = [precision for precision, name in CONTRACTIONS.items() if name == op]
+    precision: Precision = told[0] if told else "highest"  # whole numbers are exact
     varies = loops_of_values(nest)
     last = kernel.grid[-1].symbol
     for left, right in (factors, factors[::-1]):
