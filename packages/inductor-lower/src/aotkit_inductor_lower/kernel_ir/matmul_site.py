@@ -43,13 +43,14 @@ class FewRowsSite:
         return 1 if self.rows is None else self.rows.extent.constant or 1
 
 
-def matmul_site(kernel: Kernel) -> MatmulSite | None:
-    """The matrix product of floats that a kernel computes, if it is one and nothing else is reduced.
+def matmul_site(kernel: Kernel, *, whole: bool = False) -> MatmulSite | None:
+    """The matrix product of floats that a kernel computes, if it is one and nothing else is reduced; with ``whole``
+    also one of whole numbers in i32.
 
     A nest of the form that Note [What a contraction is] tells: one factor does not vary along the columns, the other
     not along the rows, and the product of both need not be rounded. What is summed, and so each factor, is f32 or f64.
     """
-    found = sum_of_products(kernel)
+    found = sum_of_products(kernel, whole=whole)
     if found is None or len(kernel.grid) < 2 or len(found[0].loops) != 1:
         return None
     nest, reduce, factors = found

@@ -182,23 +182,31 @@ def multiplies_pairs(target: Machine) -> bool:
 
 
 def grouped_product(kernel: Kernel, target: Machine) -> GroupedProduct | None:
-    """The product of bfloat16 that a kernel is, as :class:`GroupedProductEmitter` writes it: both factors are read from
-    memory, where neighbors are neighbors in the sum, or the right one lies in panels of pairs."""
-    site = matmul_site(kernel) if multiplies_pairs(target) else None
-    if site is None or site.reduce.dtype is not DType.F32 or not _fills_tiles(kernel, site):
+    """The product of bfloat16 or of bytes that a kernel is, as :class:`GroupedProductEmitter` writes it: both factors
+    are read from memory, where neighbors are neighbors in the sum, or the right one lies in panels of pairs."""
+    site = matmul_site(kernel, whole=True)
+    known = {DType.F32: multiplies_pairs, DType.I32: multiplies_bytes}
+    if site is None or site.reduce.dtype not in known or not known[site.reduce.dtype](target):
         return None
-    left, right = (_widened(computed_by(kernel, value)) for value in (site.left, site.right))
+    if not _fills_tiles(kernel, site):
+        return None
+    group = 4 if site.reduce.dtype is DType.I32 else 2
+    values = site.left, site.right
+    if group == 4:
+        left, right = (_loaded_byte(kernel, value) for value in values)
+    else:
+        left, right = (_widened(computed_by(kernel, value)) for value in values)
     inner, steps = Symbol(site.inner.symbol), site.inner.extent.constant
     if left is None or right is None or steps is None or left.indices[0].coefficient(inner) != 1:
         return None
     row = left.indices[0].coefficient(Symbol(site.rows.symbol))
-    panels = replace(panels_of_tiles(site, target), group=2)
+    panels = replace(panels_of_tiles(site, target), group=group)
     if row is None or not {Symbol(site.rows.symbol), inner}.isdisjoint(row.symbols):
         return None
-    if packed_right(kernel, site, panels) is None:
+    if group > 2 or packed_right(kernel, site, panels) is None:
         step = right.indices[0].coefficient(Symbol(site.columns.symbol))
-        pairs = step is not None and step.constant is not None and step.constant % 2 == 0 and steps % 2 == 0
-        if not pairs or right.indices[0].coefficient(inner) != 1:
+        groups = step is not None and step.constant is not None and step.constant % group == 0 and steps % group == 0
+        if not groups or right.indices[0].coefficient(inner) != 1:
             return None
     return GroupedProduct(site, left, right, panels)
 
