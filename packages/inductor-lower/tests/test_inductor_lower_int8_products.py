@@ -229,7 +229,7 @@ def test_a_product_of_bytes_prints_reads_back_and_means_the_same_everywhere() ->
 
 
 @needs_bytes
-@pytest.mark.parametrize("size", [(17, 32, 48), (70, 100, 90), (33, 300, 200), (40, 5000, 64), (1100, 68, 130)], ids=str)
+@pytest.mark.parametrize("size", [(17, 32, 48), (70, 100, 90), (40, 5000, 64), (1100, 68, 130)], ids=str)
 def test_many_rows(size: tuple[int, int, int], threads: Callable[[int], None]) -> None:
     m, k, n = size
     x, w, rows, columns = some_bytes(m, k), some_bytes(n, k), torch.rand(m, 1), torch.rand(n)
