@@ -83,8 +83,25 @@ class Row:
 
 def _operands(layer: tuple[int, int, int], direction: str, dtype: torch.dtype) -> list[torch.Tensor]:
     rows, summed, columns = layer
-    x, w, g = (torch.randn(*size, dtype=dtype) for size in ((rows, summed), (columns, summed), (rows, columns)))
+    sizes = (rows, summed), (columns, summed), (rows, columns)
+    if dtype is torch.int8:
+        x, w, g = (torch.randint(-128, 128, size, dtype=dtype) for size in sizes)
+    else:
+        x, w, g = (torch.randn(*size, dtype=dtype) for size in sizes)
     return {"x @ w.t()": [x, w], "g @ w": [g, w], "g.t() @ x": [g, x]}[direction]
+
+
+def _product(direction: str, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The product of a direction; of bytes in 32 bits, and that as float32."""
+    plain = DIRECTIONS[direction]
+
+    def of_bytes(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.int8:  # the true one
+            return plain(x, w)
+        left, right = _factors(direction, (x, w))
+        return torch._int_mm(left, right).float()
+
+    return of_bytes if dtype is torch.int8 else plain
 
 
 def measure(
@@ -95,10 +112,10 @@ def measure(
     case: Case,
 ) -> Row:
     """One product in interleaved turns."""
-    product, args = DIRECTIONS[direction], _operands(layer, direction, case.dtype)
+    product, args = _product(direction, case.dtype), _operands(layer, direction, case.dtype)
     result = product(*args)
     if case.after:
-        args.append(torch.randn(result.shape[-1], dtype=case.dtype))
+        args.append(torch.randn(result.shape[-1], dtype=result.dtype))
     if case.residual:
         args.append(torch.randn_like(result))
 
@@ -106,7 +123,7 @@ def measure(
         return case.finish(sum(added, product(a, b)))
 
     def eager() -> torch.Tensor:
-        if not case.after:
+        if not case.after or case.dtype is torch.int8:
             return case.finish(sum(args[2:], product(*args[:2])))
         return case.finish(sum(args[3:], torch.addmm(args[2], *_factors(direction, args))))
 
@@ -150,7 +167,7 @@ def main() -> int:
     parser.add_argument("--residual", action="store_true", help="a tensor is added before what comes after")
     parser.add_argument("--packed", action="store_true", help="weights are constants")
     parser.add_argument("--contractions", choices=("auto", "generated"), default="generated")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32")
     chosen = parser.parse_args()
     case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype), chosen.contractions)
     directions = [name for name in DIRECTIONS if chosen.only in name and ("w" in name or not case.packed)]

@@ -3,8 +3,9 @@
 ``pytest -p tools.emulation.plugin --emulate aarch64 packages/inductor-lower/tests/test_inductor_lower_cpu_ops.py``
 
 Whatever machine a test asks for, it gets the emulated one. Its expectations stay what they are: numbers from eager,
-from float64 or from the interpreter of the IR, computed by this processor. ``--emulate host`` emulates nothing: it
-counts which kinds of kernels run on this processor that it has more than 64-bit ARM, where all of those run.
+from float64 or from the interpreter of the IR, computed by this processor. ``--emulate host`` emulates nothing but the
+tile registers of AMX, where it can and must (:mod:`.tiles`): it counts which kinds of kernels run on this processor
+that it has more than 64-bit ARM, where all of those run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from aotkit_inductor_lower.targets.cpu import generate as generating
 from aotkit_inductor_lower.targets.cpu import load as loading
 from aotkit_inductor_lower.targets.cpu import target as targets
 
+from . import tiles
 from .kinds import all_kinds, kinds_of
 from .processors import ARM, PROCESSORS, Emulated
 from .programs import load_into, with_extents
@@ -163,7 +165,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before any test is imported."""
     name = config.getoption("--emulate")
     if name == HOST:
-        kinds = Kinds(f"this {host_machine().cpu}", host_machine(), elsewhere=all_kinds(ARM.machine()))
+        emulated = not tiles.why_not()
+        if emulated:
+            tiles.emulate()
+        name = f"this {host_machine().cpu}{', its tile registers emulated' * emulated}"
+        kinds = Kinds(name, host_machine(), elsewhere=all_kinds(ARM.machine()))
         count_here(kinds)
     else:
         kinds = Emulation(next(each for each in PROCESSORS if each.name == name))

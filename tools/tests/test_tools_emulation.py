@@ -3,21 +3,26 @@ is shown by `nox -s system`, that the demo does by `nox -s emulated_demo`."""
 
 from __future__ import annotations
 
+import ctypes
 import typing
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from aotkit_inductor_lower.ir import Instr
 from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.native import compile_for, load_object
 from aotkit_inductor_lower.ops.reductions import REDUCTIONS
 from aotkit_inductor_lower.ops.scalar import OP_TABLE
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import Machine, arm_machine, generic_machine, ways
 from aotkit_inductor_lower.targets.cpu import generate as generating
 from aotkit_inductor_lower.targets.cpu import load as loading
-from tools.emulation import kinds, whole
+from aotkit_inductor_lower.targets.cpu.machine import target_machine
+from tools.emulation import kinds, tiles, whole
 from tools.emulation.kinds import all_kinds
 from tools.emulation.plugin import Kinds, count_here
 
@@ -49,6 +54,7 @@ def test_every_way_to_write_a_kernel_is_a_kind_where_the_processor_has_it() -> N
         "few rows in digits",
         "few rows in pairs",
         "product in pairs",
+        "product of bytes",
     }
 
 
@@ -90,7 +96,8 @@ def test_kinds_that_run_elsewhere_need_not_run_here() -> None:
     (problem,) = here.problems()
     kinds_left = ["versions", "way attention", "way attention backward"]
     kinds_left += ["way few rows in digits", "way few rows in pairs", "way few rows of bytes", "way product in pairs"]
-    assert problem == f"did not run: {', '.join([*kinds_left, 'way product in tile registers'])}"
+    kinds_left += ["way product in tile registers", "way product of bytes"]
+    assert problem == f"did not run: {', '.join(kinds_left)}"
 
 
 def test_a_kernel_of_a_kind_that_no_table_has_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +118,87 @@ def test_a_kernel_of_a_kind_that_no_table_has_is_a_problem(monkeypatch: pytest.M
 )
 def test_an_emulator_that_torch_does_not_load_in_is_refused(told: str, problem: str) -> None:
     assert problem in whole.emulator_problem(told) and (problem == "") == (whole.emulator_problem(told) == "")
+
+
+# -- tile registers --------------------------------------------------------------------------------------------------
+
+TILES = """
+define void @product(ptr %left, ptr %right, ptr %sums) {
+entry:
+  call void @llvm.x86.ldtilecfg(ptr %left)
+  call void @llvm.x86.tileloadd64(i8 0, ptr %sums, i64 64)
+  call void @llvm.x86.tileloaddt164(i8 4, ptr %left, i64 64)
+  call void @llvm.x86.tileloadd64(i8 6, ptr %right, i64 128)
+  call void @llvm.x86.tdpbf16ps(i8 0, i8 4, i8 6)
+  call void @llvm.x86.tilestored64(i8 0, ptr %sums, i64 64)
+  call void @llvm.x86.tilerelease()
+  ret void
+}
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tileloaddt164(i8 immarg, ptr, i64)
+declare void @llvm.x86.tdpbf16ps(i8 immarg, i8 immarg, i8 immarg)
+declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)
+declare void @llvm.x86.tilerelease()
+"""
+
+
+@pytest.fixture(scope="module")
+def product_of_tiles() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """``sums + left @ right`` by emulated tiles: 16 by 32, 32 by 16, 16 by 16."""
+    text = tiles.with_emulated_tiles(TILES)
+    assert "llvm.x86" not in text
+    loaded = load_object(compile_for(target_machine(generic_machine(128)), text), [], ["product"])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(loaded.addresses()["product"])
+
+    def product(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        result, lines = sums.float().clone(), left.bfloat16().contiguous()
+        pairs = torch.zeros(16, 64, dtype=torch.bfloat16)  # rows of 128 bytes, of which half are read
+        pairs[:, :32] = right.bfloat16().view(16, 2, 16).transpose(1, 2).reshape(16, 32)
+        call(lines.data_ptr(), pairs.data_ptr(), result.data_ptr())
+        assert loaded is not None
+        return result
+
+    return product
+
+
+def test_products_of_emulated_tiles(product_of_tiles: Any) -> None:
+    left, right = torch.randint(-9, 9, (16, 32)), torch.randint(-9, 9, (32, 16))
+    sums = torch.randint(-99, 99, (16, 16))
+    assert torch.equal(product_of_tiles(left, right, sums), (sums + left @ right).float())
+
+
+def test_emulated_tiles_sum_the_numbers_of_pairs_apart(product_of_tiles: Any) -> None:
+    left, right = torch.ones(16, 32), torch.ones(32, 16)
+    left[:, 0] = 2.0**24  # in which a 1 is lost that is added to it, unlike a sum of them
+    assert torch.equal(product_of_tiles(left, right, torch.zeros(16, 16)), torch.full((16, 16), 2.0**24 + 16))
+    left[:, 0] = 1.0
+    assert torch.equal(product_of_tiles(left, right, torch.full((16, 16), 2.0**24)), torch.full((16, 16), 2.0**24 + 32))
+
+
+def test_emulated_tiles_have_no_subnormal_numbers(product_of_tiles: Any) -> None:
+    ones, tiny, zeros = torch.ones(16, 32), torch.full((32, 16), 2.0**-130), torch.zeros(16, 16)
+    assert (product_of_tiles(ones, tiny, zeros) == 0).all()
+    assert (product_of_tiles(torch.full((16, 32), 2.0**-70), torch.full((32, 16), 2.0**-60), zeros) == 0).all()
+    assert (product_of_tiles(ones * 0, tiny, zeros + 2.0**-130) == 0).all()
+    odd = torch.full((32, 16), float("inf"))
+    assert (product_of_tiles(ones, odd, zeros) == odd[0, 0]).all()
+    assert product_of_tiles(ones * 0, odd, zeros).isnan().all()
+
+
+def test_products_of_bytes_in_emulated_tiles() -> None:
+    text = tiles.with_emulated_tiles(TILES.replace("tdpbf16ps", "tdpbssd"))
+    loaded = load_object(compile_for(target_machine(generic_machine(128)), text), [], ["product"])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(loaded.addresses()["product"])
+    left, right = (torch.randint(-128, 128, size, dtype=torch.int8) for size in ((16, 64), (64, 16)))
+    sums = torch.randint(-(2**31), 2**31 - 1, (16, 16)).int()
+    want = (sums.long() + left.long() @ right.long()).int()  # what does not fit is cut off
+    fours = torch.zeros(16, 128, dtype=torch.int8)
+    fours[:, :64] = right.view(16, 4, 16).transpose(1, 2).reshape(16, 64)
+    call(left.data_ptr(), fours.data_ptr(), sums.data_ptr())
+    assert torch.equal(sums, want)
+
+
+def test_functions_without_tiles_stay_as_they_are() -> None:
+    text = "define i32 @one() {\nentry:\n  ret i32 1\n}\n"
+    assert tiles.with_emulated_tiles(text) == text

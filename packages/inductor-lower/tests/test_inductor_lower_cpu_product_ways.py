@@ -74,17 +74,21 @@ def drawn_four_bits(dtype: torch.dtype, least: int, most: int) -> Draw:
     return draw
 
 
-def drawn_bytes(rng: random.Random) -> Drawn:
-    rows, summed, columns = number(rng, 1, 16), number(rng, 64, 200, 4), number(rng, 64, 200, 4)
-    x, w = (torch.randint(-128, 128, sizes, dtype=torch.int8) for sizes in ((rows, summed), (columns, summed)))
-    return (lambda x, w, s: torch._int_mm(x, w.t()) * s), [x, w, torch.rand(columns)]
+def drawn_bytes(least: int, most: int) -> Draw:
+    def draw(rng: random.Random) -> Drawn:
+        rows, summed, columns = number(rng, least, most), number(rng, 64, 200, 4), number(rng, 64, 200, 4)
+        x, w = (torch.randint(-128, 128, sizes, dtype=torch.int8) for sizes in ((rows, summed), (columns, summed)))
+        return (lambda x, w, s: torch._int_mm(x, w.t()) * s), [x, w, torch.rand(columns)]
+
+    return draw
 
 
 DRAWN: dict[str, list[Draw]] = {
     "product": [drawn_product(torch.float32), drawn_product(torch.float64), drawn_product(torch.float16)],
     "product in pairs": [drawn_pairs, drawn_product(torch.bfloat16)],
     "product in tile registers": [drawn_pairs],
-    "few rows of bytes": [drawn_bytes],
+    "product of bytes": [drawn_bytes(17, 50)],
+    "few rows of bytes": [drawn_bytes(1, 16)],
     "few rows in digits": [drawn_four_bits(torch.bfloat16, 1, 1)],
     "few rows in pairs": [drawn_four_bits(torch.bfloat16, 2, 15)],
     "few rows in panels": [drawn_four_bits(torch.float32, 1, 15)],
@@ -144,7 +148,7 @@ def test_products_are_what_the_interpreter_computes(way: str, written: list[tupl
             rng = random.Random(100 * kind + seed)
             torch.manual_seed(100 * kind + seed)
             f, args = draw(rng)
-            if seed >= CAREFUL and way != "few rows of bytes":
+            if seed >= CAREFUL and "bytes" not in way:
                 with_care(rng, args)
             graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
             options = LowerOptions(contractions="generated")
@@ -156,5 +160,5 @@ def test_products_are_what_the_interpreter_computes(way: str, written: list[tupl
             check_alike(made(list(args))[0], want, args[0].shape[1])
     ((_, machine), *_) = written  # not this one where another is emulated
     here = ways_of(machine)
-    taken = way == "product in pairs" and "product in tile registers" in here  # which come first
+    taken = way in ("product in pairs", "product of bytes") and "product in tile registers" in here  # which come first
     assert way not in here or taken or (not calls and sum(name == way for name, _ in written) >= CAREFUL)

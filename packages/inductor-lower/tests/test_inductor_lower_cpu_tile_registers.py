@@ -18,6 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from aotkit_inductor_lower.driver import compile_to_program
 from aotkit_inductor_lower.errors import BindError, CodegenError
+from aotkit_inductor_lower.graph_partition import CompiledParts
+from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.native import compile_for, machine_for
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
@@ -194,6 +196,110 @@ def test_factors_of_any_exponents(seed: int, spread: int, center: int) -> None:
 
 
 EXPONENTS = generated(torch.mm, torch.empty(48, 70), torch.empty(70, 33)) if host_machine().has("amx-bf16") else None
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+needs_tiles_of_bytes = pytest.mark.skipif(
+    not (host_machine().has("amx-bf16") and host_machine().has("amx-int8")), reason="no tile registers for bytes"
+)
+
+
+@needs_tiles_of_bytes
+@pytest.mark.parametrize("size", [(96, 64, 64), (70, 100, 90), (33, 300, 200), (17, 65, 129), (40, 5000, 64)], ids=str)
+def test_products_of_bytes_are_exact(size: tuple[int, int, int]) -> None:
+    m, k, n = size
+    x, rows, columns = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((m, k), (n, k), (k, n)))
+    x[:, : k // 2], rows[:, : k // 2] = -128, -128  # the largest sums
+    scale, own = torch.rand(n), torch.rand(m, 1)
+    for f, args in (
+        (lambda x, w, s, o: torch._int_mm(x, w.t()) * o * s, (x, rows, scale, own)),
+        (torch._int_mm, (x, columns)),
+    ):
+        made = generated(f, *args)
+        (got,) = made(list(args))
+        assert torch.equal(got, f(*args)) and made.report().kernel_count == 1
+        watched = bind_program(made.compiled, made.constants, redzones=True)
+        assert torch.equal(watched(list(args))[0], got)
+    packed = constant(lambda x: torch._int_mm(x, rows.t()) * scale, x)
+    assert any(name.endswith("_packed") for name in packed.constants)
+    assert torch.equal(packed([x])[0], torch._int_mm(x, rows.t()) * scale)
+
+
+@needs_tiles_of_bytes
+def test_bytes_are_left_to_onednn_without_being_asked_for() -> None:
+    x, w = (torch.randint(-128, 128, (512, 512), dtype=torch.int8) for _ in range(2))
+    made = compile_graph(make_fx(lambda x, w: torch._int_mm(x, w.t()), tracing_mode="fake")(x, w))
+    assert isinstance(made, CompiledGraph)
+    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
+
+
+# -- matrices that never change ----------------------------------------------------------------------------------
+
+
+def constant(f: Program, *args: torch.Tensor, packed: bool = True) -> CompiledGraph:
+    """The program whose other tensors never change, packed or not."""
+    graph = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    options = LowerOptions(contractions="generated", pack_constants=packed, verify=True)
+    compiled = compile_graph(graph, options=options)
+    assert isinstance(compiled, CompiledGraph) and compiled.compiled.binary.facts.get("tiles")
+    return compiled
+
+
+def are_packed(compiled: CompiledGraph) -> bool:
+    """Whether all constants are in panels."""
+    return all(name.endswith("_packed") for name in compiled.constants)
+
+
+@needs_tiles
+@pytest.mark.sample(ways=2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(96, 64, 64), (70, 100, 90), (33, 300, 200), (200, 65, 129), (40, 2500, 96)], ids=str)
+def test_packed_matrices_give_the_same_bits(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, k, n = size
+    x, rows, columns, bias = (torch.randn(shape).to(dtype) for shape in ((m, k), (n, k), (k, n), (n,)))
+    for f in (lambda a: F.gelu(F.linear(a, rows, bias)), lambda a: a @ columns):
+        packed, plain = constant(f, x), constant(f, x, packed=False)
+        assert not are_packed(plain) and any(name.endswith("_packed") for name in packed.constants)
+        (got,) = packed([x])
+        assert torch.equal(got, plain([x])[0])
+        watched = bind_program(packed.compiled, packed.constants, redzones=True)
+        assert torch.equal(watched([x])[0], got)
+
+
+@needs_tiles
+def test_the_interpreter_adds_the_pieces_of_a_packed_matrix() -> None:
+    w, x = torch.randn(70, 50), torch.randn(40, 50)
+    graph = make_fx(lambda a: a @ w.t(), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    made = compile_to_program(graph, options=LowerOptions(contractions="generated", pack_constants=True))
+    assert not isinstance(made, CompiledParts)
+    ((name, pieces),) = made.constants.items()
+    assert name.endswith("_packed") and pieces.dtype is torch.bfloat16 and pieces.shape == (3, 2, 3, 16, 32, 2)
+    (got,) = interpret_program(made.scheduled, [x], made.constants)
+    torch.testing.assert_close(got, x @ w.t())
+
+
+@needs_tiles
+@pytest.mark.parametrize("number", [INFINITY, NAN, 3.402e38, 1e-39])
+def test_a_matrix_with_numbers_that_pieces_do_not_hold_is_not_packed(number: float) -> None:
+    w, x = torch.randn(70, 50), torch.randn(40, 50)
+    w[33, 17] = number
+    compiled = constant(lambda a: a @ w.t(), x)
+    assert not are_packed(compiled)
+    assert any("sums of three of bfloat16" in decision.reason for decision in compiled.report().packed)
+    torch.testing.assert_close(compiled([x])[0], x @ w.t(), rtol=2e-5, atol=1e-5, equal_nan=True)
+
+
+@needs_tiles
+@pytest.mark.parametrize(("scale", "number"), [(1e-30, 0.0), (1.0, INFINITY), (1.0, NAN), (1e-3, 3.4e38), (1.0, 1e-41)])
+def test_sums_over_a_packed_matrix_are_checked_like_others(scale: float, number: float) -> None:
+    w, x = torch.randn(64, 50) * scale, torch.randn(40, 50) * (1e-3 if scale == 1.0 else scale**0.3)
+    x[31, 7] = number
+    packed, plain = (constant(lambda a: a @ w.t(), x, packed=packed) for packed in (True, False))
+    assert are_packed(packed)
+    got, want = packed([x])[0], plain([x])[0]
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0)) and torch.equal(got.isnan(), want.isnan())
+    torch.testing.assert_close(got, x @ w.t(), rtol=2e-5, atol=float(want[0].abs().max()) * 1e-6, equal_nan=True)
 
 
 # -- what is not there -------------------------------------------------------------------------------------------

@@ -144,10 +144,11 @@ def test_bytes_that_were_shifted_for_the_processor_are_multiplied_as_they_were(
     assert len(written) == 3
 
 
-def test_shifted_bytes_of_many_rows_are_one_call() -> None:
+def test_shifted_bytes_of_many_rows_are_one_call_or_kernel() -> None:
+    ours = multiplies_bytes(cpu_target().machine)
     made = equals_eager(shifted, some_bytes(40, 64), some_bytes(48, 64))
-    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
-    assert made.report().kernel_count == 0
+    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"] * (not ours)
+    assert made.report().kernel_count == ours
 
 
 @pytest.mark.parametrize("given", ["another weight", "another shift", "another factor", "not shifted", "shifted twice"])
@@ -188,9 +189,9 @@ def test_a_product_is_the_same_on_one_thread_and_on_two(threads: Callable[[int],
             assert torch.equal(made([x, w])[0], torch._int_mm(x, w.t()))
 
 
-@pytest.mark.parametrize(("rows", "transposed"), [(20, True), (2, False)])
-def test_other_products_of_bytes_stay_with_aten(rows: int, transposed: bool) -> None:
-    x, w = some_bytes(rows, 64), some_bytes(*((48, 64) if transposed else (64, 48)))
+@pytest.mark.parametrize(("rows", "columns", "transposed"), [(20, 7, True), (2, 48, False)])
+def test_other_products_of_bytes_stay_with_aten(rows: int, columns: int, transposed: bool) -> None:
+    x, w = some_bytes(rows, 64), some_bytes(*((columns, 64) if transposed else (64, columns)))
     made = equals_eager(lambda x, w: torch._int_mm(x, w.t() if transposed else w), x, w)
     assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
 
@@ -225,6 +226,30 @@ def test_a_product_of_bytes_prints_reads_back_and_means_the_same_everywhere() ->
     without = replace(host_machine(), features=host_machine().features.replace("+avx512vnni", "-avx512vnni"))
     for machine in (host_machine(), without):
         assert torch.equal(bind_program(generate(scheduled, machine), redzones=True)([x, w])[0], want)
+
+
+@needs_bytes
+@pytest.mark.parametrize("size", [(17, 32, 48), (70, 100, 90), (40, 5000, 64), (1100, 68, 130)], ids=str)
+def test_many_rows(size: tuple[int, int, int], threads: Callable[[int], None]) -> None:
+    m, k, n = size
+    x, w, rows, columns = some_bytes(m, k), some_bytes(n, k), torch.rand(m, 1), torch.rand(n)
+    x[-1] = w[-1] = 127
+    made = equals_eager(scaled, x, w, rows, columns)
+    assert not made.report().externs and made.report().kernel_count == 1
+    threads(1)
+    (one,) = made([x, w, rows, columns])
+    threads(2)
+    assert torch.equal(made([x, w, rows, columns])[0], one)
+    turned = w.t().contiguous()  # whose neighbors are columns: vectors have no form for that
+    assert torch.equal(compiled(torch._int_mm, x, turned)([x, turned])[0], torch._int_mm(x, turned))
+
+
+@needs_bytes
+def test_many_rows_are_left_to_onednn_without_being_asked_for() -> None:
+    x, w = some_bytes(512, 512), some_bytes(512, 512)
+    made = compile_graph(make_fx(lambda x, w: torch._int_mm(x, w.t()), tracing_mode="fake")(x, w))
+    assert isinstance(made, CompiledGraph)
+    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
 
 
 def test_bytes_are_summed_in_i32_only() -> None:

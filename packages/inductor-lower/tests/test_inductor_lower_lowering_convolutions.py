@@ -236,7 +236,7 @@ def test_convolutions_of_one_tap_are_sums_in_onednns_order_and_right_gradients(
         assert isinstance(graph, CompiledGraph) and not graph.report().externs
         got = graph(list(args))
         assert_results(case, f, args, got)
-        if not backward:
+        if not backward and not graph.compiled.binary.facts.get("tiles"):  # which have an order of their own
             x, w = args
             total = torch.zeros(())
             for channel in range(channels):

@@ -241,7 +241,7 @@ def test_the_same_on_one_thread_and_on_two(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.sample(ways=1)
-@pytest.mark.parametrize("panels", [Panels(32), Panels(64), Panels(64, 2)], ids=str)
+@pytest.mark.parametrize("panels", [Panels(32), Panels(64), Panels(64, 2), Panels(32, 2, 32)], ids=str)
 @pytest.mark.parametrize(("steps", "columns"), [(5, 70), (64, 128), (33, 65)])
 def test_a_packed_matrix_is_read_where_it_was_put(panels: Panels, steps: int, columns: int) -> None:
     matrix = torch.arange(float(steps * columns)).view(steps, columns)
@@ -253,6 +253,23 @@ def test_a_packed_matrix_is_read_where_it_was_put(panels: Panels, steps: int, co
         assert packed.flatten()[offset.evaluate({k: step, j: column})] == matrix[step, column]
     assert packed.sum() == matrix.sum(), "zeros beside it"
     loops = (Loop("j", to_expr(columns)), Loop("k", to_expr(steps)))
-    assert panels_at(offset, loops) == (panels, j, k)
+    found = panels_at(offset, loops)
+    assert found is not None and found[1:] == (j, k) and found[0].offset(sym("j"), sym("k"), steps) == offset
+    assert (found[0].width, found[0].group) == (panels.width, panels.group)
     assert panels_at(offset + 1, loops) is None
     assert panels_at(sym("j") * steps + sym("k"), loops) is None
+
+
+def test_pieces_of_a_packed_matrix_are_read_where_they_were_put() -> None:
+    panels, k, j = Panels(32, 2, 32, 16, 3), Symbol("k"), Symbol("j")
+    for steps, columns in ((5, 70), (64, 128), (33, 65)):
+        matrix = torch.randn(steps, columns)
+        packed = pack(matrix, panels)
+        loops = (Loop("j", to_expr(columns)), Loop("k", to_expr(steps)))
+        offsets = [panels.offset(sym("j"), sym("k"), steps, piece) for piece in range(3)]
+        for step, column in ((0, 0), (steps - 1, columns - 1), (3, 64)):
+            places = [offset.evaluate({k: step, j: column}) for offset in offsets]
+            assert sum(packed.flatten()[place].float() for place in places) == matrix[step, column]
+        assert all(panels_at(offset, loops) == (panels, j, k) for offset in offsets)
+        assert [panels.piece_at(offset, j, k, steps) for offset in offsets] == [0, 1, 2]
+        assert panels_at(offsets[1] + 1, loops) is None

@@ -43,13 +43,14 @@ class FewRowsSite:
         return 1 if self.rows is None else self.rows.extent.constant or 1
 
 
-def matmul_site(kernel: Kernel) -> MatmulSite | None:
-    """The matrix product of floats that a kernel computes, if it is one and nothing else is reduced.
+def matmul_site(kernel: Kernel, *, whole: bool = False) -> MatmulSite | None:
+    """The matrix product of floats that a kernel computes, if it is one and nothing else is reduced; with ``whole``
+    also one of whole numbers in i32.
 
     A nest of the form that Note [What a contraction is] tells: one factor does not vary along the columns, the other
     not along the rows, and the product of both need not be rounded. What is summed, and so each factor, is f32 or f64.
     """
-    found = sum_of_products(kernel)
+    found = sum_of_products(kernel, whole=whole)
     if found is None or len(kernel.grid) < 2 or len(found[0].loops) != 1:
         return None
     nest, reduce, factors = found
@@ -84,9 +85,12 @@ def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     return None
 
 
-def sum_of_products(kernel: Kernel, *, few: bool = False) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
+def sum_of_products(
+    kernel: Kernel, *, few: bool = False, whole: bool = False
+) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
     """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors. With
-    ``few``, as products of few rows, it may be one of whole numbers in i32, and may check indices."""
+    ``whole`` it may be one of whole numbers in i32; with ``few``, as products of few rows, also that, and check
+    indices."""
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
     if loops != [0] or not kernel.grid or kernel.ordered or kernel.scratch:
         return None
@@ -100,7 +104,7 @@ def sum_of_products(kernel: Kernel, *, few: bool = False) -> tuple[PerfectNest, 
     if reduce.kind != "sum" or reduce.running or not isinstance(product, Compute):
         return None
     floats = reduce.dtype in (DType.F32, DType.F64) and product.op in CONTRACTIONS.values()
-    if not floats and not (few and (reduce.dtype, product.op) == (DType.I32, "mul")):
+    if not floats and not ((few or whole) and (reduce.dtype, product.op) == (DType.I32, "mul")):
         return None
     first, second = product.args
     return nest, reduce, (first, second)

@@ -35,15 +35,16 @@ class ProductSite:
         return rows, columns, inner
 
 
-def product_site(kernel: Kernel) -> ProductSite | None:
-    """The product of floats that a kernel computes, if it is one and nothing else is reduced. Its columns are those
-    loops that end with the grid's innermost one."""
-    found = sum_of_products(kernel)
+def product_site(kernel: Kernel, *, whole: bool = False) -> ProductSite | None:
+    """The product of floats that a kernel computes, with ``whole`` also one of whole numbers in i32, if it is one and
+    nothing else is reduced. Its columns are those loops that end with the grid's innermost one."""
+    found = sum_of_products(kernel, whole=whole)
     if found is None:
         return None
     nest, reduce, factors = found
     (op,) = (i.op for i in nest.body if isinstance(i, Compute) and i.result == reduce.value)
-    precision = next(precision for precision, name in CONTRACTIONS.items() if name == op)
+    told: list[Precision] = [precision for precision, name in CONTRACTIONS.items() if name == op]
+    precision: Precision = told[0] if told else "highest"  # whole numbers are exact
     varies = loops_of_values(nest)
     last = kernel.grid[-1].symbol
     for left, right in (factors, factors[::-1]):

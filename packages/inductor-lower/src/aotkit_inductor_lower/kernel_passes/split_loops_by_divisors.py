@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir import CONTRACTIONS, Compute
+from ..ir import CONTRACTIONS, Compute, DType, Reduce
 from ..ir.walk import instructions, loads
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.panels import panels_at
@@ -38,6 +38,7 @@ def _candidates(kernel: Kernel) -> Iterator[Kernel]:
     loops = {loop.symbol: loop for loop in all_loops(kernel)}
     body = instructions(kernel.body)
     multiplies = any(isinstance(instr, Compute) and instr.op in CONTRACTIONS.values() for instr in body)
+    multiplies |= any(isinstance(instr, Reduce) and instr.dtype is DType.I32 for instr in body)  # products of bytes
     offsets = [load.indices[0] for load in loads(body) if has_calls(load.indices[0])] if multiplies else []
     if any(panels_at(offset, list(loops.values())) for offset in offsets):
         return  # a product that reads its matrix in panels, a loop for the columns and one for the sum

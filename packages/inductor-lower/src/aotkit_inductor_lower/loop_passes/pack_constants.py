@@ -6,16 +6,17 @@ another product in another layout or a gather of an embedding, stays as it is: i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ..ir import Alias, Buffer, BufferKind, BufferRef, Load, LoopNest, Program, Step
+from ..ir import Alias, Buffer, BufferKind, BufferRef, Compute, DType, Instr, Load, LoopNest, Program, Step
 from ..ir.walk import buffers_of, loads, reduces, step_reads, step_writes
 from ..kernel_ir.panels import Panels
 from ..passes import Decision, Pass, PassContext
-from ..symbolic import Symbol, contiguous_strides, to_expr
+from ..symbolic import Expr, Symbol, contiguous_strides, to_expr
 from .drop_dead_steps import drop_dead_steps
 
 __all__ = ["PASS", "pack", "pack_constants"]
@@ -45,6 +46,9 @@ def pack_constants(program: Program, ctx: PassContext) -> Program:
         kind = {(_seen(buffers[use.load.buffer]), use.steps_first, use.panels) for use in found}
         if len(kind) > 1 or readers[root] - {use.position for use in found}:
             _note(ctx, program.steps[found[0].position], root, False, "something else reads it as it is")
+        elif not _holds(_matrix(found[0], buffers, ctx.constants[root]), found[0].panels):
+            why = "its numbers are not sums of three of bfloat16"
+            _note(ctx, program.steps[found[0].position], root, False, why)
         elif ctx.fuel.take():
             added.append(_packed(found, steps, buffers, ctx.constants, root))
             _note(ctx, program.steps[found[0].position], root, True, "laid out once as the product reads it")
@@ -61,10 +65,37 @@ def pack(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
     """A new tensor in the layout, of a matrix with a row for each step of the sum."""
     steps, columns = matrix.shape
     packed = matrix.new_zeros(panels.sizes(columns, steps))
-    whole = matrix.new_zeros((packed.shape[1] * panels.group, packed.shape[0] * panels.width))
+    whole = matrix.new_zeros((panels.padded(steps), packed.shape[0] * panels.width))
     whole[:steps, :columns] = matrix
-    apart = whole.view(packed.shape[1], panels.group, packed.shape[0], panels.width)
-    return packed.copy_(apart.permute(2, 0, 3, 1).reshape(packed.shape))
+    if panels.pieces == 1:
+        apart = whole.view(-1, panels.group, packed.shape[0], panels.width)
+        return packed.copy_(apart.permute(2, 0, 3, 1).reshape(packed.shape))
+    packed = packed.bfloat16()
+    for number, piece in enumerate(pieces_of(whole, panels.pieces)):
+        apart = piece.view(-1, panels.group, panels.apart, packed.shape[0], panels.width)
+        packed[:, :, number] = apart.permute(3, 0, 2, 4, 1)
+    return packed
+
+
+def pieces_of(numbers: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """bfloat16 that add up to float32 numbers, the largest first; what no piece holds is lost. The first is rounded to
+    nearest and the others are cut off, as a kernel that packs a matrix in each call does."""
+    found, rest = list[torch.Tensor](), numbers
+    for number in range(count):
+        bits = rest.contiguous().view(torch.int32)
+        near = bits + 0x8000 if number == 0 else bits
+        piece = (near & -0x10000).view(torch.float32)
+        found.append(piece.bfloat16())
+        rest = rest - piece
+    return found
+
+
+def _holds(numbers: torch.Tensor, panels: Panels) -> bool:
+    """Whether the layout's pieces hold the numbers whole."""
+    if panels.pieces == 1:
+        return True
+    total = functools.reduce(torch.add, (piece.float() for piece in pieces_of(numbers, panels.pieces)))
+    return bool(torch.equal(total, numbers) and torch.isfinite(numbers).all())
 
 
 def _seen(buffer: Buffer) -> tuple[object, ...]:
@@ -126,15 +157,36 @@ def _rewritten(nest: LoopNest, use: _Use, name: str, buffers: Mapping[str, Buffe
     matrix = buffers[use.load.buffer]
     step, column = (0, 1) if use.steps_first else (1, 0)
     sizes = use.panels.sizes(*(matrix.sizes[axis].constant or 0 for axis in (column, step)))
-    at = use.panels.indices(use.load.indices[column], use.load.indices[step])
-    load = replace(use.load, buffer=name, indices=at)
-    stages = [
-        stage.with_body(tuple(load if instr is use.load or instr == use.load else instr for instr in stage.body))
-        for stage in nest.stages
+    places = [
+        use.panels.indices(use.load.indices[column], use.load.indices[step], piece)
+        for piece in range(use.panels.pieces)
     ]
+    read = (
+        _sum_of_pieces(use.load, name, places)
+        if len(places) > 1
+        else (replace(use.load, buffer=name, indices=places[0]),)
+    )
+    stages = []
+    for stage in nest.stages:
+        body = [new for instr in stage.body for new in (read if instr == use.load else (instr,))]
+        stages.append(stage.with_body(tuple(body)))
+    dtype = "bfloat16" if len(places) > 1 else matrix.dtype
     strides = contiguous_strides(sizes)
-    made = Buffer(name, matrix.dtype, tuple(map(to_expr, sizes)), strides, BufferKind.CONSTANT, matrix.device)
+    made = Buffer(name, dtype, tuple(map(to_expr, sizes)), strides, BufferKind.CONSTANT, matrix.device)
     return replace(nest, stages=tuple(stages)), made
+
+
+def _sum_of_pieces(load: Load, name: str, places: Sequence[tuple[Expr, ...]]) -> tuple[Instr, ...]:
+    """What computes the element that a load gave from its pieces, see Note [Panels of pieces]."""
+    made: list[Instr] = []
+    for number, place in enumerate(places):
+        piece = f"{load.result}_piece{number}"
+        made += [Load(piece, name, place, DType.BF16), Compute(f"{piece}_wide", "cast", (piece,), load.dtype)]
+        if number:
+            before = f"{load.result}_piece{number - 1}_{'sum' if number > 1 else 'wide'}"
+            last = number == len(places) - 1
+            made.append(Compute(load.result if last else f"{piece}_sum", "add", (before, f"{piece}_wide"), load.dtype))
+    return tuple(made)
 
 
 def _packed(
@@ -152,13 +204,16 @@ def _packed(
         nest = steps[use.position]
         assert isinstance(nest, LoopNest)
         steps[use.position], made = _rewritten(nest, use, name, buffers)
-    first, seen = uses[0], buffers[uses[0].load.buffer]
-    sizes, strides = ([each.constant or 0 for each in axes] for axes in (seen.sizes, seen.strides))
-    with torch.no_grad():
-        value = constants[root].detach()
-        matrix = value.as_strided(sizes, strides, int(value.storage_offset()))
-        constants[name] = pack(matrix if first.steps_first else matrix.t(), first.panels)
+    constants[name] = pack(_matrix(uses[0], buffers, constants[root]), uses[0].panels)
     return made
+
+
+def _matrix(use: _Use, buffers: Mapping[str, Buffer], constant: torch.Tensor) -> torch.Tensor:
+    """What a product reads of a constant, with a row for each step of the sum."""
+    seen = buffers[use.load.buffer]
+    sizes, strides = ([each.constant or 0 for each in axes] for axes in (seen.sizes, seen.strides))
+    matrix = constant.detach().as_strided(sizes, strides, int(constant.storage_offset()))
+    return matrix if use.steps_first else matrix.t()
 
 
 def _note(ctx: PassContext, step: Step, constant: str, packed: bool, why: str) -> None:

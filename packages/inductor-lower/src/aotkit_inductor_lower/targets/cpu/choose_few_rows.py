@@ -62,6 +62,9 @@ def choose_few_rows(
     if of_four_bits and not 1 <= (rows or 0) <= FEW_ROWS:
         return Choice("aten", "a packed weight is read as it lies for a few rows, or into tiles")
     whole = contraction.accumulate is DType.I32
+    many = (rows or 0) > FEW_ROWS and (machine.has("amx-int8") or _is_for_bytes(contraction, buffers, machine))
+    if whole and many and options.contractions == "generated":  # oneDNN's are as fast
+        return None
     if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
         return Choice("aten", "products of bytes are ours for a few rows, by instructions for them")
     if rows is None or not 1 <= rows <= FEW_ROWS:

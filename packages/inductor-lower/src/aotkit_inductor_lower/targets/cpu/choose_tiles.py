@@ -7,6 +7,7 @@ Note [Which products are tiles]
     from about 128 rows of 64 columns and 2**24 multiplications on, and more below. Factors of bfloat16 are multiplied
     by the same instructions in oneDNN: its products take up to twice as long where there is little to do, a fifth
     longer where the left factor lies along its rows (the gradient of a weight), and are as fast or faster elsewhere.
+    Bytes are left to oneDNN, which multiplies them in tile registers, too, unless every product is to be generated.
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ def choose_tiles(
 ) -> Choice | None:
     """A form in tile registers, ATen, or ``None`` where there are no such registers or the product is none for them."""
     factors = {contraction.left.dtype, contraction.right.dtype}
-    if not machine.has("amx-bf16") or factors - {DType.F32, DType.BF16} or contraction.accumulate is not DType.F32:
+    whole = factors == {DType.I8} and contraction.accumulate is DType.I32
+    floats = not factors - {DType.F32, DType.BF16} and contraction.accumulate is DType.F32
+    if not machine.has("amx-int8" if whole else "amx-bf16") or not (whole or floats):
         return None
     sides = contraction.rows, contraction.columns, contraction.reduced
     sizes = [product(loop.size for loop in loops).constant for loops in sides]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or any(size < PANEL // 2 for size in known):
-        return None
+        return Choice("aten", "products of bytes in tile registers have known sizes") if whole else None
     precision = precision_of_products()
-    form = FORMS["bf16" if factors == {DType.BF16} else precision]
+    form = FORMS["int8" if whole else "bf16" if factors == {DType.BF16} else precision]
     batch = product(loop.size for loop in contraction.batch).constant or 1
     count = batch * known[0] * known[1] * known[2]
     if options.contractions != "generated":

@@ -85,7 +85,7 @@ _LEVELS = {
     "x86-64-v2": (128, "+sse4.2,+popcnt"),
     "x86-64-v3": (256, "+avx2,+fma,+f16c,+bmi2"),
     "x86-64-v4": (512, _V4),
-    "x86-64-amx": (512, f"{_V4},+avx512bf16,+amx-tile,+amx-bf16"),
+    "x86-64-amx": (512, f"{_V4},+avx512bf16,+amx-tile,+amx-bf16,+amx-int8"),
 }
 
 
@@ -117,8 +117,8 @@ def processor_machine(name: str) -> Machine:
     if name == "host":
         return host
     bits, _features = _LEVELS[name]
-    wanted = {"x86-64-v2": "sse4.2", "x86-64-amx": "amx-bf16"}.get(name)
-    lacks = bits > host.vector_bits or (wanted is not None and not host.has(wanted))
+    wanted = {"x86-64-v2": ("sse4.2",), "x86-64-amx": ("amx-bf16", "amx-int8")}.get(name, ())
+    lacks = bits > host.vector_bits or not all(map(host.has, wanted))
     if not host.triple.startswith(("x86_64", "i686")) or lacks:
         raise ProcessorError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
     return _level_machine(name)

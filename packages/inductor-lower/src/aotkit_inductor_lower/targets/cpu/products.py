@@ -3,14 +3,14 @@ or for a few rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ...ir import Buffer, CheckedIndex, Compute, DType, Instr, Load, LoopNest, Store
 from ...ir.walk import loads, operands, places_in
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
-from ...kernel_ir.panels import Panels, panels_at
+from ...kernel_ir.panels import Panels
 from ...kernel_ir.product_site import ProductSite, product_site
 from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.normal_form import kernel_of
@@ -22,13 +22,14 @@ from .render.types import width
 from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
 __all__ = ["GroupedProduct", "ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
-__all__ += ["has_tiles", "lies_along_columns"]
+__all__ += ["has_tiles", "has_tiles_of_bytes", "lies_along_columns"]
 __all__ += [
     "grouped_product",
     "multiplies_bytes",
     "multiplies_pairs",
     "packed_form",
     "packed_right",
+    "panels_of_tile_form",
     "panels_of_tiles",
     "plain_left",
     "product_form",
@@ -41,12 +42,13 @@ LEAST_IN_TILES = (6, 8, 4)  # rows, columns, summed: of less there is no tile
 @dataclass(frozen=True, slots=True)
 class TiledFactor:
     """A factor as tiles take it: its value, the type of that, what computes it, and whether neighbors in memory are
-    neighbors in the sum (``along``) or lines."""
+    neighbors in the sum (``along``) or lines. ``panels``: how it lies in memory if it was packed before."""
 
     value: str
     dtype: DType
     body: tuple[Instr, ...]
     along: bool
+    panels: Panels | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) 
     """The layout in which a product's kernel reads its right factor if that is packed before, or already is."""
     kernel = kernel_of(nest, buffers)
     form = _many_rows(kernel, target) if _may_be_packed(few_rows(kernel)) else product_form(kernel, target)
+    if isinstance(form, TiledProduct):
+        return _packed_for_tiles(form)
     site = form.site if isinstance(form, GroupedProduct) else form
     if not isinstance(site, MatmulSite):
         return None
@@ -95,8 +99,33 @@ def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) 
     if has_calls(load.indices[0]):
         read = packed_right(kernel, site, panels) is not None and isinstance(form, GroupedProduct) == narrow
         return panels if read else None
-    columns, steps = site.columns.extent.constant, site.inner.extent.constant
-    return panels if steps and steps > panels.group and columns and columns > panels.width else None
+    return _if_long(panels, site.columns, site.inner)
+
+
+def _if_long(panels: Panels, columns: Loop, inner: Loop) -> Panels | None:
+    """The layout, unless a matrix is one panel or one step of it: then it lies as it would anyway."""
+    count, steps = columns.extent.constant, inner.extent.constant
+    return panels if steps and steps > panels.group and count and count > panels.width else None
+
+
+def _packed_for_tiles(form: TiledProduct) -> Panels | None:
+    """The same of a product for tile registers, whose right factor is a matrix that is read as it is."""
+    site, right = form.site, form.right
+    if right.panels is not None:
+        return right.panels
+    panels = panels_of_tile_form(form.form, right.dtype)
+    load = right.body[0] if len(right.body) == 1 else None
+    single = len(site.columns) == 1 and len(site.inner) == 1
+    if panels is None or not isinstance(load, Load) or load.mask is not None or not single:
+        return None
+    return _if_long(panels, site.columns[0], site.inner[0]) if load.dtype is right.dtype else None
+
+
+def panels_of_tile_form(form: TileForm, dtype: DType) -> Panels | None:
+    """The panels that tiles of a form are loaded from; ``None`` where a factor is packed in each call."""
+    if form.pieces == 1 and dtype in (DType.BF16, DType.I8):
+        return Panels(PANEL, 2 if dtype is DType.BF16 else 4, form.depth)
+    return Panels(PANEL, 2, DEPTH, DEPTH // 2, form.pieces) if dtype is DType.F32 and form.pieces == 3 else None
 
 
 def panels_of_tiles(site: MatmulSite, target: Machine) -> Panels:
@@ -107,9 +136,10 @@ def panels_of_tiles(site: MatmulSite, target: Machine) -> Panels:
 
 def packed_right(kernel: Kernel, site: MatmulSite, panels: Panels) -> Load | None:
     """The load of a right factor that lies in these panels already."""
-    for load in loads(computed_by(kernel, site.right)):
+    steps = site.inner.extent.constant
+    for load in loads(computed_by(kernel, site.right)) if steps else ():
         loops = (Symbol(site.columns.symbol), Symbol(site.inner.symbol))
-        if panels_at(load.indices[0], (site.columns, site.inner)) == (panels, *loops):
+        if panels.piece_at(load.indices[0], *loops, steps or 0) is not None:
             return load
     return None
 
@@ -152,23 +182,31 @@ def multiplies_pairs(target: Machine) -> bool:
 
 
 def grouped_product(kernel: Kernel, target: Machine) -> GroupedProduct | None:
-    """The product of bfloat16 that a kernel is, as :class:`GroupedProductEmitter` writes it: both factors are read from
-    memory, where neighbors are neighbors in the sum, or the right one lies in panels of pairs."""
-    site = matmul_site(kernel) if multiplies_pairs(target) else None
-    if site is None or site.reduce.dtype is not DType.F32 or not _fills_tiles(kernel, site):
+    """The product of bfloat16 or of bytes that a kernel is, as :class:`GroupedProductEmitter` writes it: both factors
+    are read from memory, where neighbors are neighbors in the sum, or the right one lies in panels of pairs."""
+    site = matmul_site(kernel, whole=True)
+    known = {DType.F32: multiplies_pairs, DType.I32: multiplies_bytes}
+    if site is None or site.reduce.dtype not in known or not known[site.reduce.dtype](target):
         return None
-    left, right = (_widened(computed_by(kernel, value)) for value in (site.left, site.right))
+    if not _fills_tiles(kernel, site):
+        return None
+    group = 4 if site.reduce.dtype is DType.I32 else 2
+    values = site.left, site.right
+    if group == 4:
+        left, right = (_loaded_byte(kernel, value) for value in values)
+    else:
+        left, right = (_widened(computed_by(kernel, value)) for value in values)
     inner, steps = Symbol(site.inner.symbol), site.inner.extent.constant
     if left is None or right is None or steps is None or left.indices[0].coefficient(inner) != 1:
         return None
     row = left.indices[0].coefficient(Symbol(site.rows.symbol))
-    panels = replace(panels_of_tiles(site, target), group=2)
+    panels = replace(panels_of_tiles(site, target), group=group)
     if row is None or not {Symbol(site.rows.symbol), inner}.isdisjoint(row.symbols):
         return None
-    if packed_right(kernel, site, panels) is None:
+    if group > 2 or packed_right(kernel, site, panels) is None:
         step = right.indices[0].coefficient(Symbol(site.columns.symbol))
-        pairs = step is not None and step.constant is not None and step.constant % 2 == 0 and steps % 2 == 0
-        if not pairs or right.indices[0].coefficient(inner) != 1:
+        groups = step is not None and step.constant is not None and step.constant % group == 0 and steps % group == 0
+        if not groups or right.indices[0].coefficient(inner) != 1:
             return None
     return GroupedProduct(site, left, right, panels)
 
@@ -184,6 +222,11 @@ def _widened(body: tuple[Instr, ...]) -> Load | None:
 def has_tiles(target: Machine) -> bool:
     """Whether there are tile registers, beside vectors that fill a row of them."""
     return target.vector_bits == 512 and target.has("amx-bf16")
+
+
+def has_tiles_of_bytes(target: Machine) -> bool:
+    """Whether tile registers multiply bytes, too."""
+    return has_tiles(target) and target.has("amx-int8")
 
 
 def multiplies_bytes(target: Machine) -> bool:
@@ -212,15 +255,19 @@ def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
     smaller than a panel, and with factors whose neighbors in memory are neighbors in a panel."""
     if not has_tiles(target):
         return None
-    site = product_site(kernel)
-    if site is None or site.reduce.dtype is not DType.F32:
+    site = product_site(kernel, whole=True)
+    if site is None or any((size.constant or 0) < PANEL // 2 for size in site.sizes):
         return None
-    if any((size.constant or 0) < PANEL // 2 for size in site.sizes):
+    if site.reduce.dtype is DType.I32:
+        return _tiled_bytes(kernel, site) if has_tiles_of_bytes(target) else None
+    if site.reduce.dtype is not DType.F32:
         return None
     factors = [_tiled_factor(kernel, value) for value in (site.left, site.right)]
     narrow = all(factor.dtype is DType.BF16 for factor in factors)
     if not narrow:
         factors = [_wide_factor(kernel, value) for value in (site.left, site.right)]
+    form = FORMS["bf16" if narrow else site.precision]
+    factors[1] = replace(factors[1], panels=_panels_of(site, factors[1], form))
     lying = _best_order(site, *factors)
     if lying is None:
         return None
@@ -230,7 +277,55 @@ def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
     after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
     if not all(map(bears_mask, (*left.body, *right.body, *after))):
         return None
-    return TiledProduct(site, FORMS["bf16" if narrow else site.precision], left, right, filled)
+    return TiledProduct(site, form, left, right, filled)
+
+
+def _tiled_bytes(kernel: Kernel, site: ProductSite) -> TiledProduct | None:
+    """The product of bytes that a kernel is: both factors are read from memory, or the right one from panels."""
+    loads_ = [_loaded_byte(kernel, value) for value in (site.left, site.right)]
+    if None in loads_ or any(len(loops) > 1 for loops in (site.rows, site.columns, site.inner)):
+        return None
+    factors = [TiledFactor(load.result, DType.I8, (load,), along=False) for load in loads_ if load is not None]
+    factors[1] = replace(factors[1], panels=_panels_of(site, factors[1], FORMS["int8"]))
+    lying = _best_order(site, *factors)
+    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
+    if lying is None or not all(map(bears_mask, after)):
+        return None
+    site, left, right, filled = lying
+    return TiledProduct(site, FORMS["int8"], left, right, filled)
+
+
+def _panels_of(site: ProductSite, factor: TiledFactor, form: TileForm) -> Panels | None:
+    """The panels that the right factor lies in already: it is an element of them, or the sum of an element's pieces,
+    the largest of which is first."""
+    panels = panels_of_tile_form(form, factor.dtype)
+    if panels is None or len(site.columns) > 1 or len(site.inner) > 1:
+        return None
+    pieces, computed = loads(factor.body), [i for i in factor.body if isinstance(i, Compute)]
+    if len(factor.body) != len(pieces) + len(computed) or any(load.mask is not None for load in pieces):
+        return None
+    loops, steps = (Symbol(site.columns[0].symbol), Symbol(site.inner[0].symbol)), site.inner[0].extent.constant
+    found = [panels.piece_at(load.indices[0], *loops, steps or 0) for load in pieces]
+    stored = DType.I8 if factor.dtype is DType.I8 else DType.BF16
+    in_place = found == list(range(panels.pieces)) and all(load.dtype is stored for load in pieces)
+    return panels if in_place and _is_sum(factor.value, pieces, computed) else None
+
+
+def _is_sum(value: str, terms: Sequence[Load], computed: Sequence[Compute]) -> bool:
+    """Whether a value is a single number, or the sum of several as float32 in their order."""
+    if len(terms) == 1:
+        return not computed and value == terms[0].result
+    made = {instr.result: (instr.op, instr.args, instr.dtype) for instr in computed}
+    for number in reversed(range(1, len(terms))):
+        op, args, dtype = made.pop(value, ("", (), None))
+        if op != "add" or dtype is not DType.F32 or made.pop(args[1], None) != _widening(terms[number]):
+            return False
+        value = args[0]
+    return made.pop(value, None) == _widening(terms[0]) and not made
+
+
+def _widening(load: Load) -> tuple[str, tuple[str, ...], DType]:
+    return "cast", (load.result,), DType.F32
 
 
 def _wide_factor(kernel: Kernel, value: str) -> TiledFactor:
@@ -258,12 +353,14 @@ def _best_order(
     found = []
     for last in site.inner:
         others = tuple(loop for loop in site.inner if loop is not last)
-        rows, columns = _lying(left, site.rows, last), _lying(right, site.columns, last)
+        rows = _lying(left, site.rows, last)
+        columns = right if right.panels is not None else _lying(right, site.columns, last)
         if rows is not None and columns is not None:
             size = last.extent.constant or 1
             flat = not others or not (rows.along or columns.along)  # else steps end where the innermost loop does
             depth = site.sizes[2].constant or 1 if flat else size
-            filled = depth / (-(-depth // DEPTH) * DEPTH)
+            step = FORMS["int8"].depth if left.dtype is DType.I8 else DEPTH
+            filled = depth / (-(-depth // step) * step)
             found.append((filled, size, (replace(site, inner=(*others, last)), rows, columns, filled)))
     return max(found, key=lambda item: item[:2])[2] if found else None
 

@@ -70,8 +70,10 @@ def _tiles(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -
     return TiledProductEmitter(kernel, form, target, known).emit if isinstance(form, TiledProduct) else None
 
 
-def _in_groups(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
-    return GroupedProductEmitter(kernel, form, target, known).emit if isinstance(form, GroupedProduct) else None
+def _in_groups(group: int, kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    if not isinstance(form, GroupedProduct) or form.panels.group != group:
+        return None
+    return GroupedProductEmitter(kernel, form, target, known).emit
 
 
 def _product(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
@@ -140,7 +142,8 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "attention on vectors": (attends_in_vectors, functools.partial(_attention_on_vectors, False)),
         "attention backward on vectors": (attends_in_vectors, functools.partial(_attention_on_vectors, True)),
         "product in tile registers": (has_tiles, _tiles),
-        "product in pairs": (multiplies_bfloat16, _in_groups),
+        "product in pairs": (multiplies_bfloat16, functools.partial(_in_groups, 2)),
+        "product of bytes": (multiplies_bytes, functools.partial(_in_groups, 4)),
         "product": (_multiplies_and_adds, _product),
         "few rows of bytes": (multiplies_bytes, _of_bytes),
         "few rows in digits": (multiplies_digits, functools.partial(_in_pairs, digits=True)),

@@ -11,7 +11,7 @@ from ..tile_forms import TILE_BYTES, TileForm
 from .emitter import Carried, Emitter, Ssa, imm, vector_type
 from .transpose import transpose
 
-__all__ = ["GROUP", "STATS_BYTES", "Packing", "carried_stats", "neighbors", "pack_step", "pairs_of"]
+__all__ = ["GROUP", "STATS_BYTES", "Packing", "carried_stats", "look_over", "neighbors", "pack_step", "pairs_of"]
 __all__ += ["room_for_squares", "store_line", "store_stats"]
 
 GROUP = 16  # lines of a tile, and lanes of a vector of 32 bits
@@ -46,10 +46,15 @@ class Packing:
         """Whether neighbors are pairs, and not numbers that are 16 apart."""
         return self.form.pieces == 1
 
+    @property
+    def count(self) -> int:
+        """How many numbers are multiplied at once: pairs of bfloat16, or four bytes."""
+        return self.form.depth // GROUP
+
     def place(self, em: Emitter, index: Ssa, half: int) -> Ssa:
         """Which number of a step a vector across lines has, for :func:`pack_step`."""
         if self.neighbors:
-            return em.add(em.mul(index, imm(2)), imm(half))
+            return em.add(em.mul(index, imm(self.count)), imm(half))
         return em.add(index, imm(GROUP * half))
 
 
@@ -83,8 +88,8 @@ def pack_step(
     stats: Sequence[Carried],
 ) -> list[Ssa]:
     """Write one step of 16 lines. ``read(index, half)``: the vector of line ``index`` and the ``half``-th 16 numbers of
-    the step; or, across lines, of number :meth:`Packing.place`. ``room``: of :func:`room_for_squares`, made at the
-    function's entry. Gives the panel's stats with these numbers."""
+    the step (of bytes there are four such); or, across lines, of number :meth:`Packing.place`. ``room``: of
+    :func:`room_for_squares`, made at the function's entry. Gives the panel's stats with these numbers."""
     if packing.neighbors:
         _pack_neighbors(em, packing, read, to, room)
         return [value.initial for value in stats]
@@ -107,6 +112,22 @@ def pack_step(
         return _observed(em, now, pairs[0], pieces if packing.form.pieces == 3 else ()) if now else []
 
     return em.loop(imm(0), imm(GROUP), 1, stats, line, "line")
+
+
+def look_over(em: Emitter, panel: Ssa, steps: Ssa, step_bytes: int, stats: Ssa) -> None:
+    """Add to a panel's stats what is in so many steps of it that were packed before, of numbers that their pieces hold
+    whole: their first pieces tell."""
+
+    def step(at: Ssa, now: list[Ssa]) -> list[Ssa]:
+        own = em.element("i8", panel, em.mul(at, imm(step_bytes)))
+
+        def line(at: Ssa, now: list[Ssa]) -> list[Ssa]:
+            pairs = em.here(_WORDS, f"load {_WORDS}, ptr {em.element('i8', own, at).text}, align 64")
+            return _observed(em, now, pairs, ())
+
+        return em.loop(imm(0), imm(2 * TILE_BYTES), 64, [Carried(v.type, v) for v in now], line, "line")
+
+    store_stats(em, stats, em.loop(imm(0), steps, 1, carried_stats(em, stats), step, "k"))
 
 
 def pairs_of(em: Emitter, form: TileForm, low: Ssa, high: Ssa) -> tuple[list[Ssa], tuple[Ssa, ...]]:
@@ -144,12 +165,25 @@ def store_line(em: Emitter, value: Ssa, to: Ssa, piece: int, line: Ssa) -> None:
 
 
 def neighbors(em: Emitter, packing: Packing, read: Callable[[int], Ssa]) -> Ssa:
-    """Pairs of bfloat16 that are neighbors."""
+    """Pairs of bfloat16 that are neighbors, or four bytes."""
+    if packing.dtype is DType.I8:
+        return _four_bytes(em, [read(number) for number in range(packing.count)], packing.along)
     low, high = (_narrow(em, read(half)) for half in range(2))
     if packing.along:
         both = em.shuffle(low, high, "i16", range(2 * GROUP))
         return em.pure(_WORDS, f"bitcast {both.typed} to {_WORDS}", both)
     return _or(em, _words(em, low), _shift(em, "shl", _words(em, high)))
+
+
+def _four_bytes(em: Emitter, bytes_: Sequence[Ssa], along: bool) -> Ssa:
+    """Four vectors of 16 bytes as one of words: one after the other, or one byte of each side by side."""
+    if along:
+        halves = [em.shuffle(a, b, "i8", range(2 * GROUP)) for a, b in (bytes_[:2], bytes_[2:])]
+        whole = em.shuffle(halves[0], halves[1], "i8", range(4 * GROUP))
+        return em.pure(_WORDS, f"bitcast {whole.typed} to {_WORDS}", whole)
+    words = [_words(em, value) for value in bytes_]
+    moved = [em.pure(_WORDS, f"shl {word.typed}, splat (i32 {8 * k})", word) for k, word in enumerate(words)]
+    return functools.reduce(functools.partial(_or, em), moved)
 
 
 def _narrow(em: Emitter, value: Ssa) -> Ssa:

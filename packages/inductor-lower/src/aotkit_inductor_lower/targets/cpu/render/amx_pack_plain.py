@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from ....ir import DType
-from ..tile_forms import DEPTH, PANEL, TILE_BYTES
+from ..tile_forms import PANEL, TILE_BYTES
 from .amx_pack import (
     GROUP,
     STATS_BYTES,
@@ -22,7 +22,8 @@ from .emitter import Carried, Emitter, Ssa, imm, vector_type
 
 __all__ = ["pack_function"]
 
-_MEMORY: Mapping[DType, str] = {DType.F32: "float", DType.BF16: "i16"}
+_MEMORY: Mapping[DType, str] = {DType.F32: "float", DType.BF16: "i16", DType.I8: "i8"}
+_BYTES: Mapping[str, int] = {"float": 4, "i16": 2, "i8": 1}
 _GIVEN = "ptr %from, i64 %line, i64 %step, i64 %lines, i64 %count, ptr %to, i64 %panel, ptr %stats"
 
 
@@ -33,7 +34,7 @@ def pack_function(em: Emitter, packing: Packing, exact: bool) -> str:
     ``exact``; ``panel``: bytes from one panel to the next."""
     side = "right" if packing.right else "left"
     how = "along" if packing.along else "across"
-    number = "f32" if packing.dtype is DType.F32 else "bf16"
+    number = packing.dtype.value
     name = f"pack_{side}_{packing.form.name.replace('-', '_')}_{number}_{how}{'' if exact else '_some'}"
     if name not in em.declarations:
         em.define(name, _PlainPacking(packing, exact, em.declarations).text(name))
@@ -53,15 +54,15 @@ class _PlainPacking:
 
     def text(self, name: str) -> str:
         em, count = self.em, self.count
-        whole = count if self.exact else em.round_down(count, DEPTH)
+        whole = count if self.exact else em.round_down(count, self.packing.form.depth)
         if self.packing.along:
             em.loop(imm(0), self._padded(), GROUP, [], functools.partial(self._along, whole), "lines")
         else:
             half_lines = self.packing.neighbors and not self.packing.turned
             step = self._pairs if half_lines else self._across
-            em.loop(imm(0), whole, DEPTH, [], functools.partial(step, True), "k")
+            em.loop(imm(0), whole, self.packing.form.depth, [], functools.partial(step, True), "k")
             if not self.exact:
-                em.loop(whole, count, DEPTH, [], functools.partial(step, False), "k")
+                em.loop(whole, count, self.packing.form.depth, [], functools.partial(step, False), "k")
         return "\n".join(
             [f"define internal void @{name}({_GIVEN}) noinline {{", "entry:", *em.lines(), "  ret void", "}"]
         )
@@ -81,10 +82,10 @@ class _PlainPacking:
         def steps(full: bool, k: Ssa, now: list[Ssa]) -> list[Ssa]:
             return self._pack(first, full, k, [Carried(value.type, value) for value in now])
 
-        now = em.loop(imm(0), whole, DEPTH, known, functools.partial(steps, True), "k")
+        now = em.loop(imm(0), whole, self.packing.form.depth, known, functools.partial(steps, True), "k")
         if not self.exact:
             rest = [Carried(value.type, value) for value in now]
-            now = em.loop(whole, self.count, DEPTH, rest, functools.partial(steps, False), "k")
+            now = em.loop(whole, self.count, self.packing.form.depth, rest, functools.partial(steps, False), "k")
         if self.packing.checked:
             store_stats(em, stats, now)
         return []
@@ -129,7 +130,9 @@ class _PlainPacking:
         half = em.unsigned("udiv", em.unsigned("urem", first, imm(PANEL)), imm(GROUP))
         number = em.unsigned("udiv", first, imm(PANEL))
         own = em.element("i8", self.to, em.add(em.mul(number, self.panel), em.mul(half, imm(TILE_BYTES))))
-        return em.element("i8", own, em.mul(em.unsigned("udiv", k, imm(DEPTH)), imm(self.packing.form.step_bytes)))
+        return em.element(
+            "i8", own, em.mul(em.unsigned("udiv", k, imm(self.packing.form.depth)), imm(self.packing.form.step_bytes))
+        )
 
     def _stats(self, first: Ssa) -> Ssa:
         em = self.em
@@ -163,7 +166,7 @@ class _PlainPacking:
         return em.pure(vector_type("i1", GROUP), f"icmp slt <{GROUP} x i64> <{ramp}>, {left.text}", left)
 
     def _load(self, pointer: Ssa, mask: Ssa | None) -> Ssa:
-        em, type_, align = self.em, vector_type(self.element, GROUP), 4 if self.element == "float" else 2
+        em, type_, align = self.em, vector_type(self.element, GROUP), _BYTES[self.element]
         if mask is None:
             return em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}")
         symbol = f"llvm.masked.load.v{GROUP}{'f32' if self.element == 'float' else self.element}.p0"

@@ -9,6 +9,9 @@ Note [Products in tile registers]
     Where more is summed than fits, the sums of the whole strip wait in memory, from which tiles take and to which they
     return them.
 
+    A right factor that was packed before (Note [Panels of pieces]) is read where it lies, and only looked over for the
+    check of sums.
+
     What is computed of a factor on the way (a cast, a scale) is computed as it is packed. Factors may have several
     loops of lines and of summed numbers: a convolution's rows are images and places, its sums go over the window and
     channels, and what lies outside of the image is a mask of the load.
@@ -21,20 +24,21 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from ....ir import DType, Instr, Load
+from ....ir import Instr, Load
 from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.product_site import ProductSite
 from ....symbolic import Expr, Symbol, product
 from ..machine import Machine
 from ..products import TiledProduct
-from ..tile_forms import DEPTH, PANEL, TILE_BYTES
+from ..tile_forms import PANEL, TILE_BYTES
 from .amx_check import TileCheck
 from .amx_pack import (
     GROUP,
     STATS_BYTES,
     Packing,
     carried_stats,
+    look_over,
     pack_step,
     room_for_squares,
     store_stats,
@@ -93,8 +97,9 @@ class TiledProductEmitter(KernelEmitter):
         self.flat = len(site.inner) == 1 or not (found.left.along or found.right.along)
         last = product(loop.extent for loop in site.inner) if self.flat else site.inner[-1].extent
         assert last.constant is not None
+        self.panels = found.right.panels  # of a right factor that was packed before
         self.depth = last.constant  # numbers after which a step may not be full
-        self.steps = -(-self.depth // DEPTH) * (1 if self.flat else _count(site.inner[:-1]))
+        self.steps = -(-self.depth // self.form.depth) * (1 if self.flat else _count(site.inner[:-1]))
         self._divide()
         self.check = TileCheck(self.em, self.form, _count(site.inner)) if self.right.packing.checked else None
 
@@ -120,7 +125,9 @@ class TiledProductEmitter(KernelEmitter):
         strips = max(-(-panels // most), min(panels, -(-wanted // (outer * self.blocks))))
         self.strip = -(-panels // strips) * PANEL
         self.strips = -(-columns // self.strip)
-        several = 1 if self.right.packing.along else min(PACKED, max(1, PACKED_BYTES // (self.chunk * step)))
+        several = (
+            1 if self.right.packing.along or self.panels else min(PACKED, max(1, PACKED_BYTES // (self.chunk * step)))
+        )
         self.packed = min(several, self.strip // PANEL)
         # Rows of the result are written in pieces, each to other pages of memory: the longer, the fewer.
         room = CACHE_BYTES - (self.block // PANEL + self.packed) * self.chunk * step
@@ -136,7 +143,11 @@ class TiledProductEmitter(KernelEmitter):
         em = self.em
         self.panel_bytes = self.chunk * self.form.step_bytes
         block, group = self.block // PANEL, self.group // PANEL
-        sizes = [self.packed * self.panel_bytes, block * self.panel_bytes, block * group * CORNERS * TILE_BYTES]
+        sizes = [
+            0 if self.panels else self.packed * self.panel_bytes,
+            block * self.panel_bytes,
+            block * group * CORNERS * TILE_BYTES,
+        ]
         sizes += [block * STATS_BYTES, group * STATS_BYTES]
         memory = self.large_memory(sum(sizes))
         places = [em.element("i8", memory, imm(sum(sizes[:k]))) for k in range(len(sizes))]
@@ -148,7 +159,7 @@ class TiledProductEmitter(KernelEmitter):
 
     def emit(self) -> KernelText:
         """The kernel's text; the tile registers are given back in the end."""
-        self.micro = micro_function(self.em, self.form)
+        self.micro = micro_function(self.em, self.form, by_rows=self.panels is not None)
         return super().emit()
 
     def finish(self) -> None:
@@ -213,22 +224,34 @@ class TiledProductEmitter(KernelEmitter):
         def columns(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             number = em.unsigned("udiv", em.sub(at, first), imm(PANEL))
             stop = em.minimum(em.add(at, imm(self.packed * PANEL)), end)
-            em.comment(f"columns of {self.right.value} in panels")
             stats = em.element("i8", self.right_stats, em.mul(number, imm(STATS_BYTES)))
-            self._pack(self.right, (at, stop), (low, high), self.right_panels, stats)
+            if self.panels is None:
+                em.comment(f"columns of {self.right.value} in panels")
+                self._pack(self.right, (at, stop), (low, high), self.right_panels, stats)
+            elif self.check is not None:
+                look_over(em, self._packed_panel(at, low), count, self.form.step_bytes, stats)
 
             def column(down: Ssa, _: list[Ssa]) -> list[Ssa]:
-                return self._multiply(em.add(number, em.unsigned("udiv", down, imm(PANEL))), number, rows, low, count)
+                panel = em.unsigned("udiv", down, imm(PANEL))
+                own = em.element("i8", self.right_panels, em.mul(panel, imm(self.panel_bytes)))
+                own = own if self.panels is None else self._packed_panel(em.add(at, down), low)
+                return self._multiply(em.add(number, panel), own, rows, low, count)
 
             return em.loop(imm(0), em.sub(stop, at), PANEL, [], column, "column")
 
         em.loop(first, end, self.packed * PANEL, [], columns, "columns")
         return []
 
-    def _multiply(self, panel: Ssa, packed: Ssa, rows: Ssa, low: Ssa, count: Ssa) -> list[Ssa]:
-        """Some steps of a panel of the right factor by all of the left one. ``packed``: the first that is there."""
+    def _packed_panel(self, column: Ssa, step: Ssa) -> Ssa:
+        """Where the panel of a column lies that was packed before, from a step on."""
+        em, load = self.em, next(instr for instr in self.right.body if isinstance(instr, Load))
+        panel = em.mul(em.unsigned("udiv", column, imm(PANEL)), imm(self.steps))
+        at = em.mul(em.add(panel, step), imm(self.form.step_bytes))
+        return em.element("i8", self.ctx.pointers[load.buffer], at)
+
+    def _multiply(self, panel: Ssa, own: Ssa, rows: Ssa, low: Ssa, count: Ssa) -> list[Ssa]:
+        """Some steps of a panel of the right factor, which are at ``own``, by all of the left one."""
         em = self.em
-        own = em.element("i8", self.right_panels, em.mul(em.sub(panel, packed), imm(self.panel_bytes)))
 
         def part(begin: Ssa, _: list[Ssa]) -> list[Ssa]:
             steps = em.minimum(em.sub(count, begin), imm(self.part))
@@ -301,14 +324,14 @@ class TiledProductEmitter(KernelEmitter):
         """By the module's function for factors of which nothing is computed."""
         em, ctx, offset = self.em, self.ctx, load.indices[0]
         line, (inner,) = Symbol(factor.lines[0].symbol), self.inner
-        first = em.mul(steps[0], imm(DEPTH))
+        first = em.mul(steps[0], imm(self.form.depth))
         ctx.symbols[line], ctx.symbols[inner] = lines[0], first
         element = memory_type(load.dtype)
         start = em.element(element, ctx.pointers[load.buffer], ctx.scalar(offset))
         by = [offset.coefficient(symbol) for symbol in (line, inner)]
         assert by[0] is not None and by[1] is not None
-        exact = self.depth % DEPTH == 0
-        stop = em.minimum(em.mul(steps[1], imm(DEPTH)), imm(self.depth))
+        exact = self.depth % self.form.depth == 0
+        stop = em.minimum(em.mul(steps[1], imm(self.form.depth)), imm(self.depth))
         name = pack_function(em, factor.packing, exact)
         given = (
             start,
@@ -361,7 +384,8 @@ class TiledProductEmitter(KernelEmitter):
                 again = functools.partial(self._again, sums, vector)
                 self.check.repair(self._load_sums(sums, vectors), limit, kept, again)
             floor = self.go_to({}, vector)
-            ctx.values[self.site.reduce.result] = Value(DType.F32, tuple(self._load_sums(sums, vectors)), varying=True)
+            result = self.site.reduce
+            ctx.values[result.result] = Value(result.dtype, tuple(self._load_sums(sums, vectors)), varying=True)
             emit_body(ctx, self.after)
             self.go_back(floor)
             return []
@@ -382,7 +406,8 @@ class TiledProductEmitter(KernelEmitter):
 
     def _load_sums(self, sums: Ssa, vectors: int) -> list[Ssa]:
         places = [self.em.element("i8", sums, imm(TILE_BYTES * k)) for k in range(vectors)]
-        return [self.em.here(FLOATS, f"load {FLOATS}, ptr {place.text}, align 64") for place in places]
+        kind = vector_type(self.form.sums, GROUP)
+        return [self.em.here(kind, f"load {kind}, ptr {place.text}, align 64") for place in places]
 
     # -- sums that are computed again ----------------------------------------------------------------------
 
@@ -444,7 +469,7 @@ class _Reader:
         if packing.along:
             emitter.place(factor.lines, em.minimum(em.add(self.first, index), em.sub(self.end, imm(1))))
             vector = Vector(emitter.inner[-1], at, GROUP, 1)
-            vector = vector if depth % DEPTH == 0 else ctx.some(vector, imm(depth))
+            vector = vector if depth % emitter.form.depth == 0 else ctx.some(vector, imm(depth))
         else:
             one = len(factor.lines) == 1
             first = self.first if one else em.minimum(self.first, em.sub(self.end, imm(GROUP)))
@@ -467,11 +492,11 @@ class _Reader:
         whether there is one; if not, this is another one."""
         emitter = self.emitter
         em, loops, depth = emitter.em, emitter.site.inner, emitter.depth
-        per = imm(-(-depth // DEPTH))
+        per = imm(-(-depth // emitter.form.depth))
         inside = step if emitter.flat else em.unsigned("urem", step, per)
-        at = em.add(em.mul(inside, imm(DEPTH)), number)
+        at = em.add(em.mul(inside, imm(emitter.form.depth)), number)
         there = None
-        if not self.factor.packing.along and depth % DEPTH:
+        if not self.factor.packing.along and depth % emitter.form.depth:
             there = em.pure("i1", f"icmp slt i64 {at.text}, {depth}", at)
             at = em.minimum(at, imm(depth - 1))
         if emitter.flat:

@@ -10,8 +10,9 @@ Note [float32 in pieces of bfloat16]
 
 Note [Packed factors]
     A factor is packed into panels of 32 lines (rows of the left factor, columns of the right one). A panel holds, for
-    every :data:`DEPTH` numbers that are summed (a *step*), for every piece, two tiles of 1 KiB: 16 lines each. A tile
-    of the left factor is 16 rows of 16 pairs, one of the right factor 16 rows of pairs by 16 columns. Any two numbers
+    every ``depth`` numbers that are summed (a *step*), for every piece, two tiles of 1 KiB: 16 lines each. A tile
+    of the left factor is 16 rows of 16 pairs, one of the right factor 16 rows of pairs by 16 columns; of bytes there
+    are four where the others have a pair. Any two numbers
     of a step may be a pair, as long as both factors pair the same ones: of float32 these are numbers 16 apart, so that
     two whole registers become one by a shift; of bfloat16 they are neighbors, as they lie in memory.
 
@@ -61,23 +62,23 @@ def release(em: Emitter) -> None:
     em.effect("call void @llvm.x86.tilerelease()")
 
 
-def _declare_tiles(em: Emitter) -> None:
+def _declare_tiles(em: Emitter, multiply: str) -> None:
     tile = "i8 immarg"
     em.declare("llvm.x86.tilezero", "void", [tile])
     em.declare("llvm.x86.tileloadd64", "void", [tile, "ptr", "i64"])
     em.declare("llvm.x86.tileloaddt164", "void", [tile, "ptr", "i64"])  # past the first-level cache
     em.declare("llvm.x86.tilestored64", "void", [tile, "ptr", "i64"])
-    em.declare("llvm.x86.tdpbf16ps", "void", [tile, tile, tile])
+    em.declare(f"llvm.x86.{multiply}", "void", [tile, tile, tile])
 
 
-def micro_function(em: Emitter, form: TileForm) -> str:
+def micro_function(em: Emitter, form: TileForm, by_rows: bool = False) -> str:
     """The name of the module's function that adds ``steps`` steps of two panels to a block of sums, or starts it with
     them: ``(left, right, sums, steps, first)``. Tiles 0 to 3 are the block, 4 and 5 of the left factor, 6 and 7 of the
-    right one."""
-    name = f"tiles_{form.name.replace('-', '_')}"
+    right one. ``by_rows``: of the right one the rows of a pair of tiles lie side by side, as in a matrix in panels."""
+    name = f"tiles_{form.name.replace('-', '_')}{'_by_rows' if by_rows else ''}"
     if name in em.declarations:
         return name
-    _declare_tiles(em)
+    _declare_tiles(em, form.multiply)
     own = Emitter(em.declarations)
     corners = [own.element("i8", Ssa("%sums", "ptr"), imm(TILE_BYTES * k)) for k in range(CORNERS)]
 
@@ -94,13 +95,15 @@ def micro_function(em: Emitter, form: TileForm) -> str:
         sides = own.element("i8", Ssa("%left", "ptr"), at), own.element("i8", Ssa("%right", "ptr"), at)
         for use in _schedule(form):
             if isinstance(use, _Take):
-                place = own.element("i8", sides[use.side], imm((use.piece * 2 + use.half) * TILE_BYTES))
+                apart, stride = (64, 128) if by_rows and use.side else (TILE_BYTES, 64)
+                place = own.element("i8", sides[use.side], imm(use.piece * 2 * TILE_BYTES + use.half * apart))
                 tile = (4, 6)[use.side] + use.half
                 load_ = "tileloaddt164" if form.streams and not use.side else "tileloadd64"
-                own.effect(f"call void @llvm.x86.{load_}(i8 {tile}, ptr {place.text}, i64 64)")
+                own.effect(f"call void @llvm.x86.{load_}(i8 {tile}, ptr {place.text}, i64 {stride})")
             else:
                 row, column = use
-                own.effect(f"call void @llvm.x86.tdpbf16ps(i8 {2 * row + column}, i8 {4 + row}, i8 {6 + column})")
+                tiles = f"i8 {2 * row + column}, i8 {4 + row}, i8 {6 + column}"
+                own.effect(f"call void @llvm.x86.{form.multiply}({tiles})")
         return []
 
     if form.apart:

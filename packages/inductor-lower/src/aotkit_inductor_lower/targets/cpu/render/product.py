@@ -33,7 +33,7 @@ from .body import emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm, vector_type
 from .kernel import KernelEmitter
-from .tile import ALIGNED, FLOATS, fma_of, tile_function
+from .tile import ALIGNED, BYTES, FLOATS, fma_of, tile_function
 from .turn import turn_function
 from .types import memory_type, width
 
@@ -71,7 +71,7 @@ class ProductEmitter(KernelEmitter):
         self.panel = panels.width  # columns of a tile
         self.vectors = self.panel // self.across
         self.packed = packed_right(kernel, site, panels)
-        self.kind = FLOATS[self.element]
+        self.kind = FLOATS.get(self.element, BYTES)
         self.rows, self.columns, self.inner = (Symbol(loop.symbol) for loop in (site.rows, site.columns, site.inner))
         self.right = CopiedFactor(site.right, computed_by(kernel, site.right), self.columns, self.panel)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
@@ -148,7 +148,7 @@ class ProductEmitter(KernelEmitter):
         bottom = em.minimum(em.add(top, imm(block)), rows)
         if self.packed is None:
             self.copy_strip(first, end)
-        self._sum_rows(top, bottom, first, end)
+        self.sum_rows(top, bottom, first, end)
         return []
 
     # -- the right factor ----------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class ProductEmitter(KernelEmitter):
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
-    def _sum_rows(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
+    def sum_rows(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
         """The block's rows, a tile's at a time; of a left factor that lies along rows as many as are copied at once."""
         em, ctx, factor, plain = self.em, self.ctx, self.rows_of_left, self.left
         if factor is None:
@@ -406,11 +406,12 @@ class ProductEmitter(KernelEmitter):
     def _finish(self, row: Ssa, vector: Vector, sums: Ssa) -> None:
         """What becomes of some sums of a row of a tile, which are at ``sums``."""
         floor = self.go_to({self.rows: row}, vector)
-        self.ctx.values[self.site.reduce.result] = self._sums(sums, vector.interleave)
+        self.ctx.values[self.site.reduce.result] = self.sums_of(row, sums, vector.interleave)
         emit_body(self.ctx, self.after)
         self.go_back(floor)
 
-    def _sums(self, sums: Ssa, vectors: int) -> Value:
+    def sums_of(self, row: Ssa, sums: Ssa, vectors: int) -> Value:
+        """What is at ``sums``, of a row."""
         type_, align = vector_type(self.element, self.across), self._alignment()
         parts = []
         for copy in range(vectors):
