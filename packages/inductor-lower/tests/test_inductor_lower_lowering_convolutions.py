@@ -337,6 +337,29 @@ def test_depthwise_convolutions_are_kernels_where_they_are_faster() -> None:
         assert [call.target for call in calls(after)] == ["aten.convolution.default"]
 
 
+def test_depthwise_convolutions_of_bfloat16_are_kernels_on_amds_processors() -> None:
+    pairs = replace(V4.machine, features=f"{V4.machine.features},+avx512bf16")
+    amd = replace(V4, machine=pairs, processor="znver4")
+    few, many = replace(depthwise(), dtype=torch.bfloat16), replace(depthwise(taps=7), dtype=torch.bfloat16)
+    strided = replace(depthwise(last=False), dtype=torch.bfloat16, stride=(2, 2))
+    for case, backward, target, left in (
+        (few, False, amd, []),
+        (few, True, amd, []),
+        (few, False, replace(amd, processor="sapphirerapids"), [True]),
+        (few, False, replace(V4, processor="znver4"), [True]),  # which converts by several instructions
+        (replace(few, last=False, image=(2, 32, 24, 24), stride=(2, 2)), False, amd, []),
+        (many, False, amd, [True]),
+        (many, True, amd, [True, False, False]),
+        (strided, True, amd, [False, True, True]),
+        (replace(many, stride=(2, 2)), True, amd, []),
+    ):
+        after, _ = chosen(case, backward, LowerOptions(), target)
+        assert [result is not None for call in calls(after) for result in call.results] == left
+        if backward:
+            f, args = case.graphs()[True]
+            assert_results(case, f, args, interpret_program(after, args))
+
+
 def test_convolutions_of_one_tap_are_products_of_ours_on_amds_processors() -> None:
     amd = replace(V4, processor="znver4")
     for last in (True, False):

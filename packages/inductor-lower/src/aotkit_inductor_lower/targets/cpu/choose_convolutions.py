@@ -8,6 +8,11 @@ Note [Which convolutions are ours]
     The gradient by the weights is ours with the channels together, and from :data:`MANY_TAPS` on, for which oneDNN has
     no good kernel (it takes 2 to 12 times as long).
 
+    Those of bfloat16 are ours in the same cases where AMD's processors convert to it (`--dtype bfloat16`: 1.0 to 2.1
+    times oneDNN's speed, 2 to 3 times with the pixels of a channel together, with a stride too; by the weights of 7 by 7
+    taps 16 to 58). For a gradient by the image with a stride oneDNN has no kernel of vectors at all (it takes 20 to 190
+    times as long): that is ours whatever its size, taps and layout.
+
     So are those along one dimension with few places (:data:`STEP_PLACES`), as one step of a state-space model or of a
     linear attention has them: the call takes longer than the sums, and what becomes of these is in the same kernel.
 
@@ -38,7 +43,7 @@ from ...symbolic import product
 from ...target import Choice
 from .choose_few_rows import AMD
 from .machine import Machine
-from .products import TiledProduct, product_of
+from .products import TiledProduct, multiplies_pairs, product_of
 from .render.tile import CHUNK
 from .tile_forms import FORMS
 
@@ -75,7 +80,9 @@ def choose_convolution(
         if processor in AMD and machine.vector_bits == 512 and _is_of_points(parts, call, buffers, machine):
             return Choice("fma", f"of one tap: kernels of ours take less time than oneDNN's on {processor}")
         return Choice("aten", "convolutions of several channels are left to ATen")
-    why = _slower(parts, call, buffers, machine)
+    if not _is_measured(parts[0].left.dtype, machine, processor):
+        return Choice("aten", "depthwise convolutions of such numbers are measured on other processors only")
+    why = _slower(parts, call, buffers)
     return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
 
 
@@ -117,11 +124,17 @@ def _is_of_points(
     return chained and isinstance(product_of(without_single_iterations(part.as_nest()), buffers, machine), MatmulSite)
 
 
-def _slower(parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine) -> str:
+def _is_measured(dtype: DType, machine: Machine, processor: str) -> bool:
+    """Whether depthwise convolutions of such numbers were compared with oneDNN's on processors of this kind."""
+    if machine.vector_bits < 512:
+        return False
+    return dtype is DType.F32 or (dtype is DType.BF16 and processor in AMD and multiplies_pairs(machine))
+
+
+def _slower(parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer]) -> str:
     """Why ATen is as fast or faster for a depthwise convolution; ``""`` if it is not."""
     first = parts[0]
-    if machine.vector_bits < 512 or first.left.dtype is not DType.F32:
-        return "depthwise convolutions are measured in float32 and 512-bit vectors"
+    narrow = first.left.dtype is DType.BF16
     tensors = [buffers[load.buffer] for part in parts for load in loads(part.body)]
     result = buffers[first.writes[0]]
     if any(size.constant is None for t in (*tensors, result) for size in t.sizes):
@@ -138,11 +151,13 @@ def _slower(parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str
     if by_weights:
         taken = together or taps >= MANY_TAPS
         return "" if taken else "sums over pixels of a row, a few at a time"
+    if narrow and len(parts) > 1:
+        return ""
     if taps > FEW_TAPS:
         return "oneDNN reads neighbouring pixels once for many taps"
     if len(parts) > 1 and not (together and (product(result.sizes).constant or 0) <= CACHED):
         return "parts of the result lie between each other"
-    if not together and (strided or (result.sizes[-1].constant or 0) < SHORT_ROW):
+    if not together and ((strided and not narrow) or (result.sizes[-1].constant or 0) < SHORT_ROW):
         return "pixels of a row fill no vectors"
     return ""
 
