@@ -1,6 +1,6 @@
 """Convolutions and both their gradients: ATen's call and what is generated, interleaved, with errors against float64.
 
-python -m tools.bench.convolutions                            five networks' shapes, channels last
+python -m tools.bench.convolutions                            networks' shapes, channels last
 python -m tools.bench.convolutions --layout contiguous        pixels of a channel side by side
 python -m tools.bench.convolutions --contractions generated   all of them ours (else what is ours without being asked)
 python -m tools.bench.convolutions --only mobilenet --directions forward
@@ -31,7 +31,8 @@ DIRECTIONS = ("forward", "by input", "by weights")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A convolution of a network, with as many rows as columns; ``channels`` become ``results``."""
+    """A convolution of a network, with as many rows as columns or along one dimension (``line``); ``channels`` become
+    ``results``."""
 
     network: str
     images: int
@@ -42,15 +43,32 @@ class Shape:
     stride: int = 1
     pad: int = 0
     groups: int = 1
+    line: bool = False
+
+    @property
+    def dimensions(self) -> int:
+        """Of an image."""
+        return 1 if self.line else 2
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of each of the three results."""
+        places = (self.size + 2 * self.pad - self.taps) // self.stride + 1
+        sums = self.images * self.results * places**self.dimensions
+        return 2 * sums * self.channels // self.groups * self.taps**self.dimensions
 
     def __str__(self) -> str:
         kind = "depthwise " if self.groups == self.channels > 1 else f"{self.groups} groups " if self.groups > 1 else ""
-        by = f"{self.taps}x{self.taps}/{self.stride}"
-        return f"{self.network}: {kind}{by}, {self.channels} to {self.results}, {self.images}x{self.size}x{self.size}"
+        taps, size = ("x".join([str(n)] * self.dimensions) for n in (self.taps, self.size))
+        return f"{self.network}: {kind}{taps}/{self.stride}, {self.channels} to {self.results}, {self.images}x{size}"
 
 
 def _depthwise(network: str, channels: int, size: int, taps: int, stride: int = 1, images: int = 4) -> Shape:
     return Shape(network, images, channels, channels, size, taps, stride, taps // 2, channels)
+
+
+def _line(network: str, channels: int, size: int, taps: int, stride: int = 1, images: int = 4) -> Shape:
+    return Shape(network, images, channels, channels, size, taps, stride, taps - 1, channels, line=True)
 
 
 SHAPES = (
@@ -87,6 +105,11 @@ SHAPES = (
     Shape("unet", 2, 128, 128, 32, 3, 2, 1),
     Shape("unet", 2, 320, 320, 16, 3, 1, 1),
     Shape("unet", 2, 320, 4, 32, 3, 1, 1),
+    _line("mamba", 512, 64, 4, images=2),
+    _line("mamba", 1536, 512, 4, images=1),
+    _line("sequence", 256, 256, 3),
+    _line("sequence", 256, 256, 3, 2),
+    _line("sequence", 256, 256, 9),
 )
 
 
@@ -105,7 +128,8 @@ class Row:
 
 
 def _program(shape: Shape, direction: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    how = ([shape.stride] * 2, [shape.pad] * 2, [1, 1], False, [0, 0], shape.groups)
+    stride, pad, step, more = ([number] * shape.dimensions for number in (shape.stride, shape.pad, 1, 0))
+    how = (stride, pad, step, False, more, shape.groups)
     if direction == "forward":
         return lambda x, w: (aten.convolution(x, w, None, *how),)
     mask = [direction == "by input", direction == "by weights", False]
@@ -115,9 +139,12 @@ def _program(shape: Shape, direction: str) -> Callable[..., tuple[torch.Tensor, 
 
 
 def _operands(shape: Shape, direction: str, layout: torch.memory_format, dtype: torch.dtype) -> list[torch.Tensor]:
-    x = torch.randn(shape.images, shape.channels, shape.size, shape.size, dtype=dtype)
-    w = torch.randn(shape.results, shape.channels // shape.groups, shape.taps, shape.taps, dtype=dtype)
-    x, w = x.contiguous(memory_format=layout), w.contiguous(memory_format=layout)
+    x = torch.randn(shape.images, shape.channels, *[shape.size] * shape.dimensions, dtype=dtype)
+    w = torch.randn(shape.results, shape.channels // shape.groups, *[shape.taps] * shape.dimensions, dtype=dtype)
+    if not shape.line:
+        x, w = x.contiguous(memory_format=layout), w.contiguous(memory_format=layout)
+    elif layout is torch.channels_last:
+        x = x.mT.contiguous().mT
     if direction == "forward":
         return [x, w]
     (result,) = _program(shape, "forward")(x, w)
@@ -167,8 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = LowerOptions(contractions=chosen.contractions, check_inputs=False)
     what = f"{chosen.dtype}; {chosen.layout}; contractions: {chosen.contractions}"
     print(f"{machine()}; threads: {chosen.threads}; {what}\n")
-    print("| convolution | result | by | ATen ms | ours ms | x ATen | error ATen | error |")
-    print("|---|---|---|---:|---:|---:|---:|---:|")
+    print("| convolution | result | by | ATen ms | its GFLOP/s | ours ms | x ATen | error ATen | error |")
+    print("|---|---|---|---:|---:|---:|---:|---:|---:|")
     found: list[Row] = []
     for shape in (each for each in SHAPES if chosen.only in str(each)):
         for direction in DIRECTIONS:
@@ -176,7 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             row = measure(shape, direction, chosen.rounds, clock, options, layout, getattr(torch, chosen.dtype))
             found.append(row)
-            numbers = f"{row.aten:.3f} | {row.ours:.3f} | {row.ratio:.2f} | {row.errors[0]:.1e} | {row.errors[1]:.1e}"
+            speed = shape.operations / row.aten / 1e6
+            numbers = f"{row.aten:.3f} | {speed:.0f} | {row.ours:.3f} | {row.ratio:.2f}"
+            numbers += f" | {row.errors[0]:.1e} | {row.errors[1]:.1e}"
             print(f"| {shape} | {direction} | {'kernels' if row.own else 'ATen'} | {numbers} |", flush=True)
     print()
     for direction in DIRECTIONS:

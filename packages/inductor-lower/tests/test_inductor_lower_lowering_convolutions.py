@@ -68,6 +68,8 @@ class Case:
         g = torch.Generator().manual_seed(sum(self.image))
         sizes = (self.image, self.weights, *([(self.channels,)] if self.bias else []))
         x, *others = [torch.randn(size, generator=g, dtype=torch.float64).to(self.dtype) for size in sizes]
+        if self.last and x.dim() == 3:
+            return [x.mT.contiguous().mT, *others]
         return [x.contiguous(memory_format=torch.channels_last) if self.last else x, *others]
 
     def forward(self, x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -358,6 +360,30 @@ def test_depthwise_convolutions_of_bfloat16_are_kernels_on_amds_processors() -> 
         if backward:
             f, args = case.graphs()[True]
             assert_results(case, f, args, interpret_program(after, args))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_depthwise_convolutions_along_one_dimension_are_kernels_on_amds_processors(last: bool) -> None:
+    amd = replace(V4, processor="znver4")
+    four = Case((2, 24, 40), (24, 1, 4), (1,), (3,), (1,), groups=24, last=last)
+    nine = replace(four, weights=(24, 1, 9))
+    strided = replace(four, stride=(2,))
+    for case, backward, target, left in (
+        (four, False, amd, []),
+        (four, True, amd, []),
+        (strided, True, amd, []),
+        (nine, False, amd, [True]),
+        (nine, True, amd, [True, False, False]),
+        (replace(nine, weights=(24, 1, 10)), True, amd, [True, True, True]),
+        (four, False, replace(V4, processor="skylake-avx512"), [True]),
+    ):
+        after, _ = chosen(case, backward, LowerOptions(), target)
+        assert [result is not None for call in calls(after) for result in call.results] == left
+        if target is amd:
+            f, args = case.graphs()[backward]
+            assert_results(case, f, args, interpret_program(after, args))
+            options = LowerOptions(contractions="generated", redzones=True)
+            assert_results(case, f, args, compile_graph(make_fx(f)(*args), options=options)(list(args)))
 
 
 def test_convolutions_of_one_tap_are_products_of_ours_on_amds_processors() -> None:
