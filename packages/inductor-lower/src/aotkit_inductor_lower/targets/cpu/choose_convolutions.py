@@ -8,16 +8,17 @@ Note [Which convolutions are ours]
     The gradient by the weights is ours with the channels together, and from :data:`MANY_TAPS` on, for which oneDNN has
     no good kernel (it takes 2 to 12 times as long).
 
-    Those of bfloat16 are ours in the same cases where AMD's processors convert to it (`--dtype bfloat16`: 1.0 to 2.1
-    times oneDNN's speed, 2 to 3 times with the pixels of a channel together, with a stride too; by the weights of 7 by 7
-    taps 16 to 58). For a gradient by the image with a stride oneDNN has no kernel of vectors at all (it takes 20 to 190
+    Those of bfloat16 are ours in the same cases where AMD's processors convert to it (`--dtype bfloat16`: 1.0 to 2.7
+    times oneDNN's speed, 2 to 3 times with the pixels of a channel together, with a stride too; by the weights of 7
+    by 7 taps 15 to 54). For a gradient by the image with a stride oneDNN has no kernel of vectors (it takes 20 to 190
     times as long): that is ours whatever its size, taps and layout.
 
     So are those along one dimension with few places (:data:`STEP_PLACES`), as one step of a state-space model or of a
     linear attention has them: the call takes longer than the sums, and what becomes of these is in the same kernel.
-    Along any number of places those of up to :data:`FEW_IN_LINE` taps are ours on AMD's processors, and so are their
-    gradients and those by the weights of up to :data:`FEW_TAPS`, whatever lies together: ATen calls a kernel for images
-    of one row there, before which it copies into another layout (`--only mamba`, `--only sequence`: 1.0 to 37 times its speed).
+    Along any number of places those of up to :data:`FEW_IN_LINE` taps are ours on AMD's processors, with their
+    gradients, and those of up to :data:`FEW_TAPS` where places lie side by side, or by the weights: ATen calls a kernel
+    for images of one row there, before which it copies into another layout (`--only mamba`, `--only sequence`: 1.2 to
+    37 times its speed).
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
@@ -62,7 +63,7 @@ MANY_TAPS = 25
 CACHED = 1 << 20  # elements
 SHORT_ROW = 8
 STEP_PLACES = 8
-FEW_IN_LINE = 4
+FEW_IN_LINE = 6
 
 
 def choose_convolution(
@@ -146,7 +147,9 @@ def _slower_in_line(
         return "a size is known at run time only"
     by_weights = _is_by_weights(first)
     taps = _count(first.columns) if by_weights else sum(_count(part.reduced) for part in parts)
-    if processor in AMD and taps <= (FEW_TAPS if by_weights else FEW_IN_LINE):
+    images = {name for part in parts for name in (part.writes[0], *(load.buffer for load in loads(part.body)))}
+    flat = all(buffers[name].strides[-1] == 1 for name in images)
+    if processor in AMD and taps <= (FEW_TAPS if by_weights or flat else FEW_IN_LINE):
         return ""
     step = call.target == CONVOLUTION and _is_step(first, result)
     return "" if step else "along one dimension, of many taps or on a processor on which it was not measured"

@@ -12,6 +12,7 @@ from ....ops.reductions import store_op
 from ....symbolic import Expr, Symbol, to_expr
 from .context import KernelContext, Value, ramp_literal
 from .emitter import Emitter, Ssa, imm, vector_type
+from .lane_limits import limited
 from .ops import emit_op
 from .transpose import transpose
 from .types import literal, memory_type, register_type, width
@@ -55,6 +56,9 @@ def _compute(ctx: KernelContext, instr: Compute) -> Value:
     dtypes = [a.dtype for a in args]
     if ctx.vector is None or not any(a.varying for a in args):
         return Value(instr.dtype, (emit_op(ctx.ops, instr.op, [a.parts[0] for a in args], dtypes, instr.dtype),))
+    within = limited(ctx, instr)
+    if within is not None:
+        return within
     lanes = ctx.vector.lanes
     parts = []
     for copy in range(ctx.vector.interleave):

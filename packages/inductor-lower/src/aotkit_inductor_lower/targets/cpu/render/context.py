@@ -23,11 +23,13 @@ __all__ = ["KernelContext", "Value", "Vector", "ramp_literal"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An IR value: its type and one SSA value (uniform) or one per copy (varying)."""
+    """An IR value: its type and one SSA value (uniform) or one per copy (varying). ``starts``: of places that follow
+    each other in the lanes, or are the same in all, those of lane 0."""
 
     dtype: DType
     parts: tuple[Ssa, ...]
     varying: bool = False
+    starts: tuple[Ssa, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +241,24 @@ class KernelContext:
         """An index expression as an IR value."""
         scalar = register_type(dtype)
         if not self.varies(expr):
-            return Value(dtype, (self.ops.convert("trunc", self.scalar(expr), scalar),))
+            place = self.ops.convert("trunc", self.scalar(expr), scalar)
+            return Value(dtype, (place,), starts=(place,) if dtype is DType.I64 else ())
         vector, slope = self.vector, self.slope(expr)
         assert vector is not None
-        parts = []
+        parts, starts = [], []
         for copy in range(vector.interleave):
             if slope is not None and slope.constant is not None:
                 own = vector.at(expr, copy)
                 base = self.em.add(self.scalar(own, skip=vector.symbol), self.em.mul(vector.base, imm(slope.constant)))
                 base = self.ops.convert("trunc", base, scalar)
                 first = vector.first(copy)
+                if slope == 1 and dtype is DType.I64:
+                    starts.append(self.em.add(base, imm(first)))
                 steps = [slope.constant * lane for lane in range(first, first + vector.lanes)]
                 parts.append(self.ops.op("add", self.em.splat(base, vector.lanes), ramp_literal(steps, scalar)))
             else:
                 parts.append(self.ops.convert("trunc", self.lanes_i64(expr, copy), scalar))
-        return Value(dtype, tuple(parts), varying=True)
+        return Value(dtype, tuple(parts), varying=True, starts=tuple(starts))
 
 
 def ramp_literal(values: Sequence[int] | range, scalar: str) -> Ssa:
