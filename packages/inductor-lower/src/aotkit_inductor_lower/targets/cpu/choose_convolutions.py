@@ -17,8 +17,8 @@ Note [Which convolutions are ours]
     linear attention has them: the call takes longer than the sums, and what becomes of these is in the same kernel.
     Along any number of places those of up to :data:`FEW_IN_LINE` taps are ours on AMD's processors, with their
     gradients, and those of up to :data:`FEW_TAPS` where places lie side by side, or by the weights: ATen calls a kernel
-    for images of one row there, before which it copies into another layout (`--only mamba`, `--only sequence`: 1.2 to
-    37 times its speed).
+    for images of one row there, before which it copies into another layout (`--only mamba`, `--only sequence`: 1.3 to
+    32 times its speed).
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
