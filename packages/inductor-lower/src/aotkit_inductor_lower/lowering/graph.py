@@ -42,6 +42,7 @@ from .extern import lower_extern
 from .float8 import FLOAT8
 from .float_items import FLOAT_OPS, is_float_item
 from .grouped_products import is_grouped_product, lower_grouped_product
+from .long_sorts import settle_order
 from .packed_products import PACKED_PRODUCTS, lower_packed_product
 from .reductions import HASHES
 from .registry import join_rules
@@ -103,6 +104,7 @@ def lower_graph(
         elif node.op == "get_attr":
             ctx.values[node] = _attribute(ctx, gm, node)
         elif node.op == "call_function":
+            settle_order(ctx, node)
             ctx.values[node] = lower_node(ctx, node)
         elif node.op == "output":
             outputs = _outputs(ctx, node)
