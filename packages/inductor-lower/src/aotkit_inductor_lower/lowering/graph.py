@@ -93,7 +93,8 @@ def lower_graph(
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = LoweringContext(capabilities, generates_random=options.rng == "fast")
+    fast = options.numerics == "fast"
+    ctx = LoweringContext(capabilities, generates_random=options.rng == "fast", sorts_stably=fast)
     ctx.sizes.note_sizes(node.meta.get("val") for node in gm.graph.nodes)
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}

@@ -1,4 +1,4 @@
-"""Sorts of rows that are too long for a network: calls of a stable sort, and which of eager's sorts these may stand for.
+"""Sorts of rows that are too long for a network: calls of a stable sort, and what these may stand for.
 
 Note [Order that matters]
     Eager's unstable sort orders equal elements as a C++ library has them. A stable sort, for which targets have kernels
@@ -12,7 +12,7 @@ Note [Order that matters]
       before the gather or scatter.
     * Other uses tell the order of all equal elements. Short rows of 32 bits and more have seldom any.
 
-    Marked rows are ATen's, as in Note [Equal elements] of :mod:`.sorting`.
+    With ``numerics="fast"`` a sort is stable whatever is asked for. Else marked rows are ATen's, as in Note [Equal elements] of :mod:`.sorting`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from .values import NodeValue, View
 
 __all__ = ["is_long", "long_sort", "redo_rows", "settle_order"]
 
-SHORTEST, SHORTEST_WIDE = 96, 192  # elements; wide: of 64 bits. Shorter rows are sooner sorted by comparisons
+_SHORTEST = {8: 160, 4: 64}  # elements of a row, by their bytes; of fewer bytes:
+_SHORTEST_NARROW = 40
 _SELDOM_EQUAL = 2048  # elements of rows whose equal elements are looked for
-_STABLE = "a stable sort of rows as they lie in memory"
+_STABLE = "sorts of long rows are left to ATen"
 _BITS = {2: DType.I16, 4: DType.I32, 8: DType.I64}
 Index = tuple[Expr, ...]
 Results = tuple[View, View]
@@ -48,9 +49,10 @@ Numbers = tuple[int, int, bool]
 Differs = Callable[[ViewBuilder, Sequence[Index]], Value]
 
 
-def is_long(count: Expr, dtype: torch.dtype) -> bool:
-    """Whether rows of so many elements are sorted faster digit by digit than by comparisons, as far as is known."""
-    return count.constant is None or count.constant >= (SHORTEST_WIDE if dtype.itemsize == 8 else SHORTEST)
+def is_long(count: Expr, itemsize: int) -> bool:
+    """Whether rows of so many elements take less time digit by digit than by comparisons, as far as that is known: see
+    Note [Which sorts are ours] in ``targets/cpu/choose_sorts.py``."""
+    return count.constant is None or count.constant >= _SHORTEST.get(itemsize, _SHORTEST_NARROW)
 
 
 def long_sort(ctx: LoweringContext, node: Node, x: View, dim: int, descending: bool, *, stable: bool) -> NodeValue:
@@ -61,13 +63,13 @@ def long_sort(ctx: LoweringContext, node: Node, x: View, dim: int, descending: b
     if stable:
         raise Fallback(_STABLE)
     dim %= len(x.sizes)
-    told = _told(node)
+    told = _told(node) and not ctx.sorts_stably
     if told and (x.dtype not in (torch.float32, torch.float64) or not _is_short(x.sizes[dim])):
         raise Fallback("the order of equal elements, which long rows have, is ATen's")
     call, results = _sorted_stably(ctx, node, x, dim, descending)
     if told:
         _redo_where(ctx, node, call, results, None)
-    elif x.dtype.is_floating_point and _taken(node, 0):
+    elif x.dtype.is_floating_point and _taken(node, 0) and not ctx.sorts_stably:
         _redo_where(ctx, node, call, results, lambda nest, at: _bits_differ(nest, results[0], at))
     return list(results)
 
@@ -76,7 +78,7 @@ def settle_order(ctx: LoweringContext, node: Node) -> None:
     """Before a node that gathers or scatters by the places of a sort: let ATen order the rows in which it could tell
     equal elements apart."""
     found = _by_places(node)
-    if found is None or _told(found[0]):
+    if found is None or ctx.sorts_stably or _told(found[0]):
         return
     sort, moved = found
     call = next((s for s in ctx.steps if isinstance(s, ExternCall) and s.name == sort.name), None)
@@ -95,7 +97,9 @@ def settle_order(ctx: LoweringContext, node: Node) -> None:
     _redo_where(ctx, node, call, (values, places), differs)
 
 
-def redo_rows(ctx: LoweringContext, node: Node, op: str, x: str, marked: View, results: Results, numbers: Numbers) -> None:
+def redo_rows(
+    ctx: LoweringContext, node: Node, op: str, x: str, marked: View, results: Results, numbers: Numbers
+) -> None:
     """Let ATen do the rows of ``op`` of the buffer ``x`` that are marked, if there are any. ``numbers``: dimension,
     number and flag of :func:`~..ops.fixups.fix_up_rows`."""
     found = ctx.declare_dense(f"{node.name}_any_marked", (), torch.bool)
@@ -156,9 +160,7 @@ def _is_short(count: Expr) -> bool:
 # -- steps -----------------------------------------------------------------------------------------------
 
 
-def _sorted_stably(
-    ctx: LoweringContext, node: Node, x: View, dim: int, descending: bool
-) -> tuple[ExternCall, Results]:
+def _sorted_stably(ctx: LoweringContext, node: Node, x: View, dim: int, descending: bool) -> tuple[ExternCall, Results]:
     values, places = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
     plain = (("stable", True), ("dim", dim), ("descending", bool(descending)))
     kwargs = tuple((name, Literal("int" if name == "dim" else "bool", value)) for name, value in plain)

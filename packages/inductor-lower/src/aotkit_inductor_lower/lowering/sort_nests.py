@@ -1,9 +1,9 @@
 """Sorts of long rows as loop nests: what ATen's stable sort computes.
 
 Note [A sort as a nest]
-    Each element becomes a key, an integer in eager's order (nan is the largest, zeros are equal). The rank of an element
-    is how many keys are smaller, or equal and before it: there its value and its place are stored. So the nest of a row
-    of ``n`` elements says ``n * n`` comparisons. No target runs it so: the CPU knows it by its shape
+    Each element becomes a key, an integer in eager's order (nan is the largest, zeros are equal). The rank of an
+    element is how many keys are smaller, or equal and before it: there its value and its place are stored. So the nest
+    of a row of ``n`` elements says ``n * n`` comparisons. No target runs it so: the CPU knows it by its shape
     (``targets/cpu/sort_site.py``) and sorts digit by digit, in the memory that the nest has for keys and ranks. As it
     stands, any backend can run it, which is what the interpreters do.
 """

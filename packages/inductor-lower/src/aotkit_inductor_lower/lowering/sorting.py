@@ -25,7 +25,7 @@ from ..errors import Fallback
 from ..ir import DType
 from ..ops.dtypes import is_float
 from ..symbolic import Expr, to_expr
-from .access import Value, ViewBuilder
+from .access import Value
 from .context import LoweringContext
 from .long_sorts import is_long, long_sort, redo_rows
 from .promotion import compute_dtype
@@ -200,10 +200,10 @@ def sort(
     ctx: LoweringContext, node: Node, x: View, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> NodeValue:
     """Sorted elements and their places; equal elements as eager has them."""
-    if ctx.capabilities.sorts_rows and x.sizes and is_long(x.sizes[dim], x.dtype):
+    if ctx.capabilities.sorts_rows and x.sizes and is_long(x.sizes[dim], x.dtype.itemsize):
         return long_sort(ctx, node, x, dim, descending, stable=bool(stable))
     sorter = _Sorter(ctx, node, x, dim, "sort", descending)
-    certain = stable or sorter.count <= INSERTED
+    certain = stable or ctx.sorts_stably or sorter.count <= INSERTED
     if not certain and x.dtype.itemsize < 4:
         raise Fallback(_TIED)
     keys = sorter.by_network(range(sorter.count))

@@ -41,7 +41,7 @@ _COUNT = 64  # elements of the rows whose kernels say what the shapes are
 class SortSite:
     """The sort that a kernel is. ``keys`` and ``ranks``: memory of eight bytes an element, and where that of a row
     begins. ``make``: what makes the value ``key`` of the element at ``element``; ``finish``: what stores the element at
-    ``place`` as the one of rank ``rank``. A key is ``bits`` bits from ``drop`` on, above ``least``."""
+    ``place`` as the one of rank ``rank``. A key of a ``dtype`` is ``bits`` bits from ``drop`` on, above ``least``."""
 
     count: Expr
     keys: tuple[str, Expr]
@@ -52,6 +52,7 @@ class SortSite:
     finish: tuple[Instr, ...]
     place: Symbol
     rank: str
+    dtype: DType
     bits: int
     drop: int
     least: int
@@ -65,28 +66,38 @@ def sort_site(kernel: Kernel) -> SortSite | None:
         return None
     if kernel.scratch or [len(nest.loops) for nest in nests] != [1, 1, 2, 1]:
         return None
-    for dtype, (bits, drop, least) in _KEYS.items():
-        for descending in (False, True):
-            if dtype in _loaded(nests[0]) and _shape(nests) == _shape_of(dtype, descending):
-                least_key = ~(least + (1 << (bits + drop)) - 1) if descending else least
-                return _site(nests, bits, drop, least_key)
+    loaded = [instr.dtype for instr in nests[0].body if isinstance(instr, Load)]
+    if len(loaded) != 1:
+        return None
+    (dtype,), shape = loaded, _shape(nests)
+    for descending in (False, True):
+        if shape == _shape_of(dtype, descending):
+            return _site(nests, dtype, descending)
     return None
 
 
-def _loaded(nest: PerfectNest) -> list[DType]:
-    return [instr.dtype for instr in nest.body if isinstance(instr, Load)]
-
-
-def _site(nests: tuple[PerfectNest, ...], bits: int, drop: int, least: int) -> SortSite:
+def _site(nests: tuple[PerfectNest, ...], dtype: DType, descending: bool) -> SortSite:
     make, _, _, finish = nests
     (element,), (place,) = make.loops, finish.loops
     stored, (loaded, checked, *stores) = make.body[-1], finish.body
     assert isinstance(stored, Store) and isinstance(loaded, Load) and isinstance(checked, CheckedIndex)
     keys, ranks = ((i.buffer, _start(i.indices[0], loop)) for i, loop in ((stored, element), (loaded, place)))
-    symbols = Symbol(element.symbol), Symbol(place.symbol)
-    made = make.body[:-1], stored.value, symbols[0]
-    finished = tuple(stores), symbols[1], checked.result
-    return SortSite(element.extent, keys, ranks, *made, *finished, bits, drop, least)
+    bits, drop, least = _KEYS[dtype]
+    return SortSite(
+        count=element.extent,
+        keys=keys,
+        ranks=ranks,
+        make=make.body[:-1],
+        key=stored.value,
+        element=Symbol(element.symbol),
+        finish=tuple(stores),
+        place=Symbol(place.symbol),
+        rank=checked.result,
+        dtype=dtype,
+        bits=bits,
+        drop=drop,
+        least=~(least + (1 << (bits + drop)) - 1) if descending else least,
+    )
 
 
 def _start(offset: Expr, loop: Loop) -> Expr:
@@ -101,7 +112,8 @@ def _shape_of(dtype: DType, descending: bool) -> tuple[object, ...]:
     sizes, strides = (to_expr(3), to_expr(_COUNT)), (to_expr(_COUNT), to_expr(1))
     types = {"x": dtype, "values": dtype, "places": DType.I64}
     made = [Buffer(name, torch_name(kind), sizes, strides, BufferKind.TEMPORARY) for name, kind in types.items()]
-    nest, room = Sort(call, *made, 1, descending).nest()
+    x, values, places = made
+    nest, room = Sort(call, x, values, places, 1, descending).nest()
     return _shape(perfect_nests(kernel_of(nest, {buffer.name: buffer for buffer in (*made, *room)})))
 
 

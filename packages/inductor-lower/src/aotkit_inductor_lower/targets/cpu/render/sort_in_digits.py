@@ -1,8 +1,8 @@
 """Sorting rows digit by digit.
 
 Note [Sorting in digits]
-    What Note [A sort as a nest] says of a row, as a radix sort from the lowest digit up: one pass over the row makes the
-    keys and counts how often each digit is there, one pass a digit moves what is sorted to where its digit's turn is.
+    What Note [A sort as a nest] says of a row, as a radix sort from the lowest digit up: one pass over the row makes
+    the keys and counts how often each digit is there, one pass a digit moves what is sorted to where its digit's turn is.
     A digit that all keys share moves nothing and is passed over. Equal keys keep their order in each pass, so the sort
     is stable, and elements are fetched by the places that they had: their bits survive.
 
@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 from ....ir import DType
 from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import Kernel
+from ....launch_plan.status import INDEX_ERROR
 from ....symbolic import Expr, product
 from ..machine import Machine
 from ..sort_site import SortSite
+from .body import emit_body
 from .context import Value
 from .emitter import Carried, Ssa, imm
 from .kernel import KernelEmitter
-from .body import emit_body
 
 __all__ = ["SortInDigits"]
 
@@ -77,10 +78,15 @@ class SortInDigits(KernelEmitter):
         ctx.values.clear()
         self.place(self._loops(), unit)
         count = ctx.scalar(self.site.count)
-        if self.site.count.constant is None:
-            em.choose(self._bit(f"sgt i64 {count.text}, 0"), None, lambda: self._row(count), lambda: None)
-        else:
+        if self.site.count.constant is not None:
             self._row(count)
+            return []
+        below = self._bit(f"ult i64 {count.text}, {1 << _PLACE}")
+        self.ops.flag(self._bit(f"uge i64 {count.text}, {1 << _PLACE}"), INDEX_ERROR)  # no place is wrong unnoticed
+        self.ops.set_flags()
+        some = self._bit(f"ne i64 {count.text}, 0")
+        runs = em.here("i1", f"and i1 {below.text}, {some.text}")
+        em.choose(runs, None, lambda: self._row(count), lambda: None)
         return []
 
     def _row(self, count: Ssa) -> None:
@@ -95,8 +101,10 @@ class SortInDigits(KernelEmitter):
         ends = source, other
         for digit in self.digits:
             moved = self._pass(digit, count, keys, source, other)
-            other = em.here("ptr", f"select i1 {self._bit(f'eq ptr {moved.text}, {ends[0].text}').text}, "
-                            f"{ends[1].typed}, {ends[0].typed}")
+            other = em.here(
+                "ptr",
+                f"select i1 {self._bit(f'eq ptr {moved.text}, {ends[0].text}').text}, {ends[1].typed}, {ends[0].typed}",
+            )
             source = moved
         em.loop(imm(0), count, 1, [], lambda at, _: self._finish(at, source), "rank")
 
@@ -203,7 +211,10 @@ class SortInDigits(KernelEmitter):
         """The counter of a key's digit."""
         value = self._op("lshr", key, digit.shift) if digit.shift else key
         value = self._op("and", value, (1 << digit.bits) - 1)
-        return self.em.here("ptr", f"getelementptr i32, ptr {self.em.element('i32', self.counters, imm(digit.first)).text}, i64 {value.text}")
+        return self.em.here(
+            "ptr",
+            f"getelementptr i32, ptr {self.em.element('i32', self.counters, imm(digit.first)).text}, i64 {value.text}",
+        )
 
     def _add_one(self, counter: Ssa) -> Ssa:
         """What a counter was, before one more."""
