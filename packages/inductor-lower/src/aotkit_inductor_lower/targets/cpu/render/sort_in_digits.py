@@ -2,7 +2,7 @@
 
 Note [Sorting in digits]
     What Note [A sort as a nest] says of a row, as a radix sort from the lowest digit up: one pass over the row makes
-    the keys and counts how often each digit is there, one pass a digit moves what is sorted to where its digit's turn is.
+    the keys and counts how often each digit is there, one pass a digit moves what is sorted to its digit's turn.
     A digit that all keys share moves nothing and is passed over. Equal keys keep their order in each pass, so the sort
     is stable, and elements are fetched by the places that they had: their bits survive.
 
