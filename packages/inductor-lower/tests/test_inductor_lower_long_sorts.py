@@ -171,7 +171,7 @@ def test_what_was_sorted_may_be_overwritten_before_its_places_are_used() -> None
 
 
 def test_orders_of_few_bytes_are_atens() -> None:
-    f: Function = lambda x: [x.gather(1, x.argsort(1))]  # noqa: E731
+    f: Function = lambda x: [x.gather(1, x.argsort(1))]
     (extern,) = check(f, tied(4, 300).half(), left=("aten.sort.default",)).report().externs
     assert "two bytes" in extern.reason
 

@@ -20,7 +20,7 @@ def generate_sorts(program: Program, ctx: PassContext) -> Program:
     """The program with the calls of stable sorts that the target computes as nests."""
     if not any(isinstance(step, ExternCall) and step.target == STABLE_SORT for step in program.steps):
         return program
-    buffers, made = buffers_of(program), list(program.buffers)
+    buffers, made = dict(buffers_of(program)), list(program.buffers)
     steps: list[Step] = []
     for step in program.steps:
         sort = None
@@ -29,12 +29,13 @@ def generate_sorts(program: Program, ctx: PassContext) -> Program:
         if sort is None:
             steps.append(step)
             continue
-        nest, room = sort.nest()
+        nest, room = sort.nest(buffers)
         choice = ctx.target.choose_sort(nest, {**buffers, **{buffer.name: buffer for buffer in room}})
         what = f"{sort.call.target} {sort.x.dtype} {listed(sort.x.sizes)} along {sort.dim}"
         if take_choice(ctx, choice, sort.call.name, sort.call, what):
             steps.append(nest)
             made += room
+            buffers |= {buffer.name: buffer for buffer in room}
         else:
             steps.append(step)
     return replace(program, steps=tuple(steps), buffers=tuple(made))

@@ -4,13 +4,13 @@ Note [A sort as a nest]
     Each element becomes a key, an integer in eager's order (nan is the largest, zeros are equal). The rank of an
     element is how many keys are smaller, or equal and before it: there its value and its place are stored. So the nest
     of a row of ``n`` elements says ``n * n`` comparisons. No target runs it so: the CPU knows it by its shape
-    (``targets/cpu/sort_site.py``) and sorts digit by digit, in the memory that the nest has for keys and ranks. As it
-    stands, any backend can run it, which is what the interpreters do.
+    (``targets/cpu/sort_site.py``) and sorts digit by digit, in the scratch memory that the nest has for keys and ranks.
+    As it stands, any backend can run it, which is what the interpreters do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from ..ir import Arg, Buffer, BufferKind, BufferRef, DType, ExternCall, Literal, LoopNest
@@ -51,9 +51,9 @@ class Sort:
         """The sizes of the other dimensions."""
         return tuple(size for dim, size in enumerate(self.x.sizes) if dim != self.dim)
 
-    def nest(self) -> tuple[LoopNest, tuple[Buffer, ...]]:
-        """What it means, with the memory for keys and ranks that it needs."""
-        keys, ranks = (self._room(name) for name in ("keys", "ranks"))
+    def nest(self, taken: Container[str] = ()) -> tuple[LoopNest, tuple[Buffer, ...]]:
+        """What it means, with the scratch memory for keys and ranks that it needs. ``taken``: names of buffers."""
+        keys, ranks = (self._room(name, taken) for name in ("keys", "ranks"))
         names = [f"i{dim}" for dim in range(len(self.kept))]
         outer = {name: size for name, size in zip(names, self.kept, strict=True) if size != 1}
         nest = NestBuilder(self.call.name, loops(outer), self.call.origin, share=False)
@@ -68,29 +68,28 @@ class Sort:
 
         (place,) = begin("r0")
         key = ordered(nest, nest.load_from(self.x, at(place)))
-        nest.store_to(keys, [*row, place], nest.op("bitwise_not", key) if self.descending else key)
+        nest.store_to(keys, [place], nest.op("bitwise_not", key) if self.descending else key)
         (place,) = begin("r1")
-        nest.store_to(ranks, [*row, place], nest.const(0, DType.I64))
+        nest.store_to(ranks, [place], nest.const(0, DType.I64))
         place, other = begin("r2", "r3")
-        own, others = (nest.load_from(keys, [*row, each]) for each in (place, other))
+        own, others = (nest.load_from(keys, [each]) for each in (place, other))
         before = nest.op("lt", nest.index_value(other), nest.index_value(place))
         equal = nest.op("logical_and", nest.op("eq", others, own), before)
         smaller = nest.op("logical_or", nest.op("lt", others, own), equal)
-        nest.store_to(ranks, [*row, place], nest.cast(smaller, DType.I64), "add")
+        nest.store_to(ranks, [place], nest.cast(smaller, DType.I64), "add")
         (place,) = begin("r4")
-        rank = nest.check_index(nest.load_from(ranks, [*row, place]), self.count)
+        rank = nest.check_index(nest.load_from(ranks, [place]), self.count)
         nest.store_to(self.values, at(rank), nest.load_from(self.x, at(place)))
         nest.store_to(self.places, at(rank), nest.index_value(place))
         return nest.finish(), (keys, ranks)
 
-    def _room(self, name: str) -> Buffer:
-        """Eight bytes for each element, row by row."""
-        sizes, strides, step = (*self.kept, self.count), list[Expr](), to_expr(1)
-        for size in reversed(sizes):
-            strides.insert(0, step)
-            step = step * size
-        name, kind = f"{self.call.name}_{name}", BufferKind.TEMPORARY
-        return Buffer(name, torch_name(DType.I64), sizes, tuple(strides), kind, self.x.device)
+    def _room(self, name: str, taken: Container[str]) -> Buffer:
+        """Eight bytes for each element of a row."""
+        name = f"{self.call.name}_{name}"
+        while name in taken:
+            name += "_"
+        kind = BufferKind.SCRATCH
+        return Buffer(name, torch_name(DType.I64), (self.count,), (to_expr(1),), kind, self.x.device)
 
 
 def sort_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str) -> Sort | None:

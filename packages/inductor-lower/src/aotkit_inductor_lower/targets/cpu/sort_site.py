@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ...ir import Buffer, BufferKind, CheckedIndex, Compute, Const, DType, ExternCall, Index, Instr, Load, Store
 from ...ir.walk import operands
-from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_ir.nodes import Kernel
 from ...kernel_ir.walk import PerfectNest, perfect_nests
 from ...kernel_passes.normal_form import kernel_of
 from ...lowering.sort_nests import Sort
@@ -39,13 +39,13 @@ _COUNT = 64  # elements of the rows whose kernels say what the shapes are
 
 @dataclass(frozen=True, slots=True)
 class SortSite:
-    """The sort that a kernel is. ``keys`` and ``ranks``: memory of eight bytes an element, and where that of a row
-    begins. ``make``: what makes the value ``key`` of the element at ``element``; ``finish``: what stores the element at
-    ``place`` as the one of rank ``rank``. A key of a ``dtype`` is ``bits`` bits from ``drop`` on, above ``least``."""
+    """The sort that a kernel is. ``keys`` and ``ranks``: scratch memory of eight bytes an element. ``make``: what makes
+    the value ``key`` of the element at ``element``; ``finish``: what stores the element at ``place`` as the one of rank
+    ``rank``. A key of a ``dtype`` is ``bits`` bits from ``drop`` on, above ``least``."""
 
     count: Expr
-    keys: tuple[str, Expr]
-    ranks: tuple[str, Expr]
+    keys: str
+    ranks: str
     make: tuple[Instr, ...]
     key: str
     element: Symbol
@@ -64,7 +64,7 @@ def sort_site(kernel: Kernel) -> SortSite | None:
         nests = perfect_nests(kernel)
     except ValueError:
         return None
-    if kernel.scratch or [len(nest.loops) for nest in nests] != [1, 1, 2, 1]:
+    if len(kernel.scratch) != 2 or [len(nest.loops) for nest in nests] != [1, 1, 2, 1]:
         return None
     loaded = [instr.dtype for instr in nests[0].body if isinstance(instr, Load)]
     if len(loaded) != 1:
@@ -72,7 +72,8 @@ def sort_site(kernel: Kernel) -> SortSite | None:
     (dtype,), shape = loaded, _shape(nests)
     for descending in (False, True):
         if shape == _shape_of(dtype, descending):
-            return _site(nests, dtype, descending)
+            found = _site(nests, dtype, descending)
+            return found if {found.keys, found.ranks} == {each.name for each in kernel.scratch} else None
     return None
 
 
@@ -81,12 +82,11 @@ def _site(nests: tuple[PerfectNest, ...], dtype: DType, descending: bool) -> Sor
     (element,), (place,) = make.loops, finish.loops
     stored, (loaded, checked, *stores) = make.body[-1], finish.body
     assert isinstance(stored, Store) and isinstance(loaded, Load) and isinstance(checked, CheckedIndex)
-    keys, ranks = ((i.buffer, _start(i.indices[0], loop)) for i, loop in ((stored, element), (loaded, place)))
     bits, drop, least = _KEYS[dtype]
     return SortSite(
         count=element.extent,
-        keys=keys,
-        ranks=ranks,
+        keys=stored.buffer,
+        ranks=loaded.buffer,
         make=make.body[:-1],
         key=stored.value,
         element=Symbol(element.symbol),
@@ -98,11 +98,6 @@ def _site(nests: tuple[PerfectNest, ...], dtype: DType, descending: bool) -> Sor
         drop=drop,
         least=~(least + (1 << (bits + drop)) - 1) if descending else least,
     )
-
-
-def _start(offset: Expr, loop: Loop) -> Expr:
-    """Where a row begins."""
-    return offset.substitute({Symbol(loop.symbol): to_expr(0)})
 
 
 @lru_cache(maxsize=32)

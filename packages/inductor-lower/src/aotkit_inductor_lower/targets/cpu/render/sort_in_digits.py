@@ -27,7 +27,7 @@ from ..sort_site import SortSite
 from .body import emit_body
 from .context import Value
 from .emitter import Carried, Ssa, imm
-from .kernel import KernelEmitter
+from .kernel import STACK_ROW_BYTES, KernelEmitter
 
 __all__ = ["SortInDigits"]
 
@@ -68,9 +68,16 @@ class SortInDigits(KernelEmitter):
         return product(loop.extent for loop in self.kernel.grid), None
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
-        """Counters of all digits."""
-        count = sum(1 << digit.bits for digit in self.digits)
-        self.counters = self.em.pure("ptr", f"alloca [{max(count, _SIDE)} x i32], align 64 ; counters")
+        """Counters of all digits, and two numbers of eight bytes an element: on the stack where these are few."""
+        em, site = self.em, self.site
+        counters = sum(1 << digit.bits for digit in self.digits)
+        self.counters = em.pure("ptr", f"alloca [{max(counters, _SIDE)} x i32], align 64 ; counters")
+        count = self.ctx.scalar(site.count)
+        if count.constant is not None and count.constant * 16 <= STACK_ROW_BYTES:
+            room = em.pure("ptr", f"alloca [{count.constant * 2} x i64], align 64 ; keys and ranks")
+        else:
+            room = self.memory(em.mul(count, imm(16)))
+        pointers[site.keys], pointers[site.ranks] = room, em.element("i64", room, count)
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
         """A row."""
@@ -91,7 +98,7 @@ class SortInDigits(KernelEmitter):
 
     def _row(self, count: Ssa) -> None:
         site, em, ctx = self.site, self.em, self.ctx
-        keys, ranks = (em.element("i64", ctx.pointers[name], ctx.scalar(at)) for name, at in (site.keys, site.ranks))
+        keys, ranks = ctx.pointers[site.keys], ctx.pointers[site.ranks]
         self._clear()
         if self.wide:
             source, other = ranks, em.element("i32", ranks, count)
