@@ -221,3 +221,16 @@ def test_an_integer_input_may_be_of_either_sign(name):
     compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
     for number in (5, -5, 1, -1, 3, -17):
         torch.testing.assert_close(compiled([number, x])[0], f(number, x)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("processor", ["host", "x86-64"])
+def test_one_element_is_loaded_into_the_lanes_of_a_mask(dtype: torch.dtype, processor: str) -> None:
+    def f(one: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.slice_scatter(one.expand(9), 0, 20, 29).logical_not(), x.select_scatter(one, 0, 999)]
+
+    one, x = torch.ones((), dtype=dtype), torch.arange(1000).remainder(3).to(dtype)
+    graph = make_fx(f, tracing_mode="fake")(one, x)
+    made = compile_graph(graph, options=LowerOptions(processor=processor))  # type: ignore[arg-type]
+    for got, want in zip(made([one, x]), f(one, x), strict=True):
+        assert torch.equal(got, want)

@@ -223,3 +223,13 @@ def test_attention_calls_only_what_it_asks_for(name: str) -> None:
     assert isinstance(made, CompiledGraph) and not made.report().externs
     binary = made.compiled.binary
     assert set(undefined_symbols(binary.sections[0][1])) <= set(binary.facts["imports"])
+
+
+@pytest.mark.parametrize("name", ["host", "x86-64"])
+def test_sorts_call_only_what_they_ask_for(name: str) -> None:
+    """Counters are cleared, and elements copied, by loops of our own."""
+    graph = make_fx(lambda x: [*x.sort(stable=True), *x.double().sort(stable=True)], tracing_mode="fake")
+    made = compile_graph(graph(torch.randn(3, 3001)), options=LowerOptions(processor=name))  # type: ignore[arg-type]
+    assert isinstance(made, CompiledGraph) and not made.report().externs
+    binary = made.compiled.binary
+    assert set(undefined_symbols(binary.sections[0][1])) <= set(binary.facts["imports"])

@@ -244,7 +244,12 @@ class Sorted(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         middle, place = x.median(-1)
         third, other = x.kthvalue(3, -1)
-        return *x.topk(4), middle, place, third, other, *x.sort(-1, descending=True)
+        long = torch.cat([x, x * 2, x + 1, x.abs()], -1)
+        found, places = long.sort(-1)
+        kept = found > found.mean(-1, keepdim=True).round()
+        sorted_stably = torch.sort(long, dim=-1, stable=True)
+        best = *x.topk(4), middle, place, third, other, *x.sort(-1, descending=True)
+        return *best, *sorted_stably, kept.scatter(1, places, kept)
 
 
 def test_rows_with_equal_elements_are_sorted_as_eager_sorts_them(tmp_path: Path, serve: Callable[..., str]) -> None:

@@ -19,7 +19,7 @@ class Options:
     """What a user may choose; every field is a key of ``torch.compile(..., options={...})``.
 
     ``numerics``: ``"eager"`` keeps eager's rounding points; ``"fast"`` may relax them: kernels on a CUDA device fuse
-    products with sums, and quotients and square roots are within 2 ulp.
+    products with sums, and quotients and square roots are within 2 ulp; on the CPU every sort is stable.
     ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed: kernels
     make the numbers of ``dropout``, ``rand``, ``randn``, ``bernoulli``, ``randint`` and the like themselves.
     ``partitioner``: ``"min-cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;

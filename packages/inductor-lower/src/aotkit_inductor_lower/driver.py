@@ -74,6 +74,7 @@ from .loop_passes import (
     gather_launches,
     generate_attention,
     generate_contractions,
+    generate_sorts,
     inline_norms,
     inline_producers,
     lay_out_temporaries,
@@ -184,6 +185,7 @@ LOOP_PASSES = in_order(
     split_reductions.PASS,  # and outer reductions
     gather_launches.PASS,  # when the last kernels are there
     generate_attention.PASS,  # after all that fuses: it takes nothing in
+    generate_sorts.PASS,  # so does it
     choose_library_calls.PASS,
     pack_constants.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds

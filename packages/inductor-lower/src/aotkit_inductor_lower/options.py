@@ -22,7 +22,8 @@ class LowerOptions:
     threads of this process, which mostly wait for each other.
 
     ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points: kernels on a
-    CUDA device round a product and the sum that it goes into once, and quotients and square roots not to nearest.
+    CUDA device round a product and the sum that it goes into once, and quotients and square roots not to nearest; and
+    on the CPU each sort is stable, whose order torch leaves open.
     ``rng``: ``"eager"`` leaves random ops ATen calls in program order; with ``"fast"`` kernels make most random
     numbers, from seeds that one call per graph draws.
     ``redzones``: watch the memory of every call (slow): a write beside a buffer raises, and what is read before it was

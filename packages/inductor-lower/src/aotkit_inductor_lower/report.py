@@ -113,7 +113,9 @@ def counted(number: int, noun: str) -> str:
 
 def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[Decision]) -> LoweringReport:
     """The report on one graph."""
+    made = {step.name for step in scheduled.steps if isinstance(step, LoopNest)}  # of calls, too: see generate-sorts
     calls = (step for step in lowered.steps if isinstance(step, ExternCall) and step.target not in FIX_UPS)
+    calls = (step for step in calls if step.name not in made)
     externs = {step.origin.nodes[0] for step in calls if step.origin.nodes}
     eligible = [node for node in gm.graph.nodes if _is_eligible(node)]
     counts = Counter((step.target, step.reason) for step in scheduled.steps if isinstance(step, ExternCall))

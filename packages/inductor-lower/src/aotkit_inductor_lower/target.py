@@ -183,6 +183,9 @@ class Target(Protocol):
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """Who computes an attention: kernels for its nest, or ATen's call. Asked where :meth:`choose` is."""
 
+    def choose_sort(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice:
+        """Who computes a stable sort of rows: a kernel for its nest, or ATen's call."""
+
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
@@ -261,6 +264,10 @@ class NoMachine:
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """ATen's call."""
         return Choice("aten", "attention is left to ATen")
+
+    def choose_sort(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "sorting is left to ATen")
 
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions

@@ -41,11 +41,14 @@ class LoweringContext:
     """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves.
 
     ``capabilities``: of the target that kernels are generated for; ``generates_random``: whether they may make random
-    numbers.
+    numbers; ``sorts_stably``: whether equal elements may keep their order where eager's sort has another one.
     """
 
-    def __init__(self, capabilities: Capabilities = HOST, *, generates_random: bool = False) -> None:
+    def __init__(
+        self, capabilities: Capabilities = HOST, *, generates_random: bool = False, sorts_stably: bool = False
+    ) -> None:
         self.capabilities = capabilities
+        self.sorts_stably = sorts_stably
         self.generates_random = generates_random
         self.random_seeds: View | None = None
         self.random_nodes = 0  # that use these seeds

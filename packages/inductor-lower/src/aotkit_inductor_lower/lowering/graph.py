@@ -42,6 +42,7 @@ from .extern import lower_extern
 from .float8 import FLOAT8
 from .float_items import FLOAT_OPS, is_float_item
 from .grouped_products import is_grouped_product, lower_grouped_product
+from .long_sorts import settle_order
 from .packed_products import PACKED_PRODUCTS, lower_packed_product
 from .reductions import HASHES
 from .registry import join_rules
@@ -92,7 +93,8 @@ def lower_graph(
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = LoweringContext(capabilities, generates_random=options.rng == "fast")
+    fast = options.numerics == "fast"
+    ctx = LoweringContext(capabilities, generates_random=options.rng == "fast", sorts_stably=fast)
     ctx.sizes.note_sizes(node.meta.get("val") for node in gm.graph.nodes)
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
@@ -103,6 +105,7 @@ def lower_graph(
         elif node.op == "get_attr":
             ctx.values[node] = _attribute(ctx, gm, node)
         elif node.op == "call_function":
+            settle_order(ctx, node)
             ctx.values[node] = lower_node(ctx, node)
         elif node.op == "output":
             outputs = _outputs(ctx, node)

@@ -22,15 +22,16 @@ import torch
 from torch.fx import Node
 
 from ..errors import Fallback
-from ..ir import BufferRef, DType, ExternCall, Literal
+from ..ir import DType
 from ..ops.dtypes import is_float
-from ..ops.fixups import FIX_UP_ROWS
 from ..symbolic import Expr, to_expr
-from .access import Value, ViewBuilder
+from .access import Value
 from .context import LoweringContext
+from .long_sorts import is_long, long_sort, redo_rows
 from .promotion import compute_dtype
 from .reductions import RowNest
 from .registry import RuleTable, aten
+from .sort_nests import ordered
 from .values import NodeValue, View
 
 __all__ = ["TABLE"]
@@ -88,7 +89,7 @@ class _Sorter:
         nest.store(self.kept, (*nest.index, place), element)
         if self.op == "median" and is_float(element.dtype):
             self.marks.append(nest.reduce("any", nest.op("isnan", nest.cast(element, compute_dtype(self.x.dtype)))))
-        key = _ordered(nest, element)
+        key = ordered(nest, element)
         if self.ranks and self.flag:
             key = nest.op("bitwise_not", key)
         if not self.wide:
@@ -166,34 +167,8 @@ class _Sorter:
 
     def _redo(self, marked: View) -> None:
         """Let ATen do the rows that were marked, if there are any."""
-        ctx, node = self.ctx, self.node
-        found = ctx.declare_dense(f"{node.name}_any_marked", (), torch.bool)
-        rows = RowNest(ctx, node, found.buffer, marked.sizes, range(len(marked.sizes)))
-        total = rows.nest.reduce("any", rows.nest.load(marked, rows.stage()))
-        rows.nest.stage()
-        rows.nest.store(found, (), total)
-        ctx.add(rows.nest)
-        written = (self.values.buffer, self.indices.buffer)
-        tensors = tuple(map(BufferRef, (found.buffer, marked.buffer, ctx.as_buffer(self.x, node), *written)))
-        numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", self.flag))
-        args = (tensors, Literal("str", self.op), *numbers)
-        reason = "rows in which equal elements compete are left to ATen"
-        ctx.steps.append(ExternCall(f"{node.name}_redo", FIX_UP_ROWS, args, (), (), written, reason, ctx.origin(node)))
-
-
-def _ordered(nest: ViewBuilder, element: Value) -> Value:
-    """An element as an i64 in eager's order; of 32 bits where the element has no more."""
-    dtype = DType.F32 if element.dtype in (DType.F16, DType.BF16) else element.dtype
-    value = nest.cast(element, dtype)
-    if not is_float(dtype):
-        return nest.cast(value, DType.I64)
-    value = nest.op("add", value, nest.const(0.0, dtype))  # -0.0 becomes 0.0
-    value = nest.where(nest.op("isnan", value), nest.const(float("nan"), dtype), value)
-    integer, width = (DType.I32, 32) if dtype is DType.F32 else (DType.I64, 64)
-    bits = nest.op("bitcast", value, to=integer)
-    sign = nest.op("shr", bits, nest.const(width - 1, integer))
-    flipped = nest.op("bitwise_and", sign, nest.const((1 << (width - 1)) - 1, integer))
-    return nest.cast(nest.op("bitwise_xor", bits, flipped), DType.I64)
+        x, numbers = self.ctx.as_buffer(self.x, self.node), (self.dim, self.number, bool(self.flag))
+        redo_rows(self.ctx, self.node, self.op, x, marked, (self.values, self.indices), numbers)
 
 
 def _comparators(count: int) -> Iterator[tuple[int, int]]:
@@ -225,8 +200,10 @@ def sort(
     ctx: LoweringContext, node: Node, x: View, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> NodeValue:
     """Sorted elements and their places; equal elements as eager has them."""
+    if ctx.capabilities.sorts_rows and x.sizes and is_long(x.sizes[dim], x.dtype.itemsize):
+        return long_sort(ctx, node, x, dim, descending, stable=bool(stable))
     sorter = _Sorter(ctx, node, x, dim, "sort", descending)
-    certain = stable or sorter.count <= INSERTED
+    certain = stable or ctx.sorts_stably or sorter.count <= INSERTED
     if not certain and x.dtype.itemsize < 4:
         raise Fallback(_TIED)
     keys = sorter.by_network(range(sorter.count))

@@ -58,6 +58,12 @@ class CpuTarget:
 
         return choose_attention(nest, buffers, options, self.machine, self.processor)
 
+    def choose_sort(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice:
+        """``"digits"``, where that is faster."""
+        from .choose_sorts import choose_sort
+
+        return choose_sort(nest, buffers)
+
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:

@@ -42,10 +42,12 @@ from .render.few_rows_of_halves import FewRowsOfHalves, halves_of
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 from .render.product_in_groups import GroupedProductEmitter
+from .render.sort_in_digits import SortInDigits
+from .sort_site import SortSite, sort_site
 
 __all__ = ["WAYS", "Way", "way_of", "ways_of"]
 
-Form = AttentionSite | ProductForm | None
+Form = AttentionSite | ProductForm | SortSite | None
 Write = Callable[[], KernelText]
 
 #: Gives what writes a kernel of this form, or ``None`` if this way is not for it.
@@ -122,6 +124,10 @@ def _along_sums(kernel: Kernel, form: Form, target: Machine, known: dict[str, st
     return FewRowsAlongSums(kernel, form, target, known).emit if isinstance(form, FewRowsSite) else None
 
 
+def _in_digits(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    return SortInDigits(kernel, form, target, known).emit if isinstance(form, SortSite) else None
+
+
 def _loops(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
     return functools.partial(emit_kernel, kernel, target, known) if form is None else None
 
@@ -152,6 +158,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "few rows of halves": (_multiplies_and_adds, _of_halves),
         "few rows along columns": (_multiplies_and_adds, _along_columns),
         "few rows along sums": (_multiplies_and_adds, _along_sums),
+        "sort in digits": (_every, _in_digits),
         "loops": (_every, _loops),
     }
 )
@@ -165,7 +172,7 @@ def ways_of(machine: Machine) -> frozenset[str]:
 def way_of(kernel: Kernel, target: Machine, declarations: dict[str, str]) -> tuple[str, Write]:
     """The way of a kernel in normal form, by name, and what writes it. External functions that it calls are then added
     to ``declarations``."""
-    form: Form = attention_form(kernel, target) or product_form(kernel, target)
+    form: Form = attention_form(kernel, target) or product_form(kernel, target) or sort_site(kernel)
     for name, (_, way) in WAYS.items():
         write = way(kernel, form, target, declarations)
         if write is not None:

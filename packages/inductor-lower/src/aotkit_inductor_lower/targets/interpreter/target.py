@@ -41,6 +41,10 @@ class InterpreterTarget:
         """ATen's call."""
         return Choice("aten", "attention is left to ATen")
 
+    def choose_sort(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "sorting is left to ATen")
+
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:

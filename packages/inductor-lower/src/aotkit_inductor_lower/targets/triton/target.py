@@ -105,6 +105,10 @@ class TritonTarget:
         """Kernels, where there is a form for the operands."""
         return choose_attention(nest, buffers, options)
 
+    def choose_sort(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "sorting is left to ATen")
+
     def computes_attention(
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:

@@ -152,6 +152,9 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
             pointer = _address(ctx, instr.buffer, element, vector.at(offset, copy))
             parts.append(ctx.em.splat(_scalar_load(ctx, instr, pointer, None, dtype), vector.lanes))
             continue
+        if slope == 0 and not row_lanes:
+            parts.append(_one_for_all(ctx, instr, vector.at(offset, copy), copy))
+            continue
         if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
             raw = _unit_load(ctx, instr, offset, copy, int(slope.constant or 1))
             parts.append(_to_register(ctx, raw, dtype))
@@ -168,6 +171,15 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
             packed = one_by_one()
         parts.append(_to_register(ctx, packed, dtype))
     return Value(dtype, tuple(parts), varying=True)
+
+
+def _one_for_all(ctx: KernelContext, instr: Load, offset: Expr, copy: int) -> Ssa:
+    """The same element in the lanes of a mask: loaded once, where there is such a lane."""
+    ops, lanes = ctx.ops, ctx.mask(instr.mask, copy)
+    assert lanes is not None
+    pointer = _address(ctx, instr.buffer, memory_type(instr.dtype), offset)
+    value = ctx.em.splat(_scalar_load(ctx, instr, pointer, ops.any(lanes), instr.dtype), ops.lanes(lanes))
+    return ops.select(lanes, value, ops.const(instr.other, instr.dtype, value))
 
 
 def _lanes_apart(ctx: KernelContext, instr: Load, offset: Expr, slope: Expr | None, copy: int) -> Ssa:

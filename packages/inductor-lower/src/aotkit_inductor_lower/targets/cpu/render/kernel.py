@@ -132,9 +132,11 @@ class KernelEmitter:
             lines += [*self._release(), "  ret i32 0", "}"]
         names = tuple(param.name for param in memories(kernel))
         parallel = not kernel.ordered or in_steps
-        return KernelText(
-            "\n".join(lines), names, self._sizes(), units, work_of(kernel), parallel, self.ops.uses_status
-        )
+        return KernelText("\n".join(lines), names, self._sizes(), units, self.work(), parallel, self.ops.uses_status)
+
+    def work(self) -> Expr:
+        """What a launch costs, in the units of :func:`~..map_loops.work_of`."""
+        return work_of(self.kernel)
 
     def _sizes(self) -> tuple[Symbol, ...]:
         return tuple(Symbol(param.name, SymbolKind.SIZE) for param in self.kernel.params if param.kind == "size")
