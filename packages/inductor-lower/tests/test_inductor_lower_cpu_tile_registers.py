@@ -87,7 +87,7 @@ def test_products_of_all_orientations(size: tuple[int, int, int], dtype: torch.d
 
 
 @needs_tiles
-@pytest.mark.parametrize("told", sorted(FORMS.keys() - {"bf16"}))
+@pytest.mark.parametrize("told", sorted(FORMS.keys() - {"bf16", "int8"}))
 def test_a_product_is_as_exact_as_torch_is_told(told: str, precision: Callable[[str], None]) -> None:
     x, y = torch.randn(100, 333), torch.randn(333, 70)
     precision(told)

@@ -54,7 +54,7 @@ def choose_tiles(
     sizes = [product(loop.size for loop in loops).constant for loops in sides]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or any(size < PANEL // 2 for size in known):
-        return Choice("aten", "products of bytes in tile registers have known sizes") if whole else None
+        return None
     precision = precision_of_products()
     form = FORMS["int8" if whole else "bf16" if factors == {DType.BF16} else precision]
     batch = product(loop.size for loop in contraction.batch).constant or 1

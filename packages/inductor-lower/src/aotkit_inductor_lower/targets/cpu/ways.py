@@ -22,6 +22,7 @@ from .products import (
     ProductForm,
     TiledProduct,
     has_tiles,
+    has_tiles_of_bytes,
     lies_along_columns,
     multiplies_bytes,
     product_form,
@@ -136,6 +137,10 @@ def _multiplies_and_adds(machine: Machine) -> bool:
     return machine.has("fma")
 
 
+def _multiplies_bytes_on_vectors(machine: Machine) -> bool:
+    return multiplies_bytes(machine) and not has_tiles_of_bytes(machine)  # which take all that vectors would
+
+
 def _every(_: Machine) -> bool:
     return True
 
@@ -149,7 +154,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "attention backward on vectors": (attends_in_vectors, functools.partial(_attention_on_vectors, True)),
         "product in tile registers": (has_tiles, _tiles),
         "product in pairs": (multiplies_bfloat16, functools.partial(_in_groups, 2)),
-        "product of bytes": (multiplies_bytes, functools.partial(_in_groups, 4)),
+        "product of bytes": (_multiplies_bytes_on_vectors, functools.partial(_in_groups, 4)),
         "product": (_multiplies_and_adds, _product),
         "few rows of bytes": (multiplies_bytes, _of_bytes),
         "few rows in digits": (multiplies_digits, functools.partial(_in_pairs, digits=True)),
