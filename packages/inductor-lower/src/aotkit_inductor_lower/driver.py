@@ -65,6 +65,7 @@ from .launch_plan.store import ObjectStore, program_digest
 from .loop_passes import (
     choose_contractions,
     choose_library_calls,
+    compute_masks,
     drop_dead_steps,
     fission_long_rows,
     fold_identities,
@@ -184,6 +185,7 @@ LOOP_PASSES = in_order(
     split_reductions.PASS,  # and outer reductions
     gather_launches.PASS,  # when the last kernels are there
     generate_attention.PASS,  # after all that fuses: it takes nothing in
+    compute_masks.PASS,  # but its masks, on a device
     choose_library_calls.PASS,
     pack_constants.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds

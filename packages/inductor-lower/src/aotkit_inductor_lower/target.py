@@ -55,8 +55,8 @@ class Capabilities:
     ATen's call, with padding and a copy, where rows of a large result begin at no multiple of ``row_bytes``.
     ``coalesces``: neighbouring threads run at once, and should access neighbouring elements. ``attention_rows``: so
     many queries, at most, of which kernels cut the keys in parts, which ATen's attention doesn't; 0: none.
-    ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, and cap
-    scores.
+    ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, cap scores,
+    and compute masks that follow from positions.
     """
 
     device: str

@@ -70,7 +70,7 @@ def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], bod
         return 0
     if not gradients.shares_heads:
         written = written.with_copied_heads()
-    return int(_Rewriter(graph, written, gradients, escaping).run())
+    return int(_Rewriter(graph, written, gradients, escaping, bodies).run())
 
 
 @dataclass(slots=True)
@@ -79,6 +79,7 @@ class _Rewriter:
     written: Written
     gradients: Gradients
     escaping: set[Node]
+    bodies: bool
 
     def run(self) -> bool:
         """Write the calls in the place of what was found."""
@@ -92,6 +93,7 @@ class _Rewriter:
         settings = (written.scale, written.hidden, written.replaces, written.kept_scale, written.causal)
         more = [written.window, written.cap] if written.window or written.cap else []
         call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty, *more])
+        self._takes_in(call, len(operands))
         result, tops, totals = (self._part(place, call, k) for k in range(3))
         of_result.take(self.graph, result, self.escaping)
         if self.gradients.of_query is not None:
@@ -107,6 +109,7 @@ class _Rewriter:
         target = ATTENTION_BACKWARD if found.of_scores is None else ATTENTION_BACKWARD_WITH_SCORES
         gradient = self._lines(found.gradient, place)
         call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope, *more])
+        self._takes_in(call, 1 + len(saved))
         for k, old in enumerate((found.of_query, found.of_key, found.of_value)):
             assert old is not None
             made = self._part(place, call, k)
@@ -114,6 +117,11 @@ class _Rewriter:
         if found.of_scores is not None:
             made = self._part(place, call, 3)
             self._give_scores(found.of_scores, made)
+
+    def _takes_in(self, call: Node, first: int) -> None:
+        """Tell the partitioner that a kernel computes masks: ``added`` and ``seen``, from the first argument on."""
+        if self.bodies:
+            call.meta["takes_in"] = (first, first + 1)
 
     def _give_scores(self, old: Node, made: Node) -> None:
         """Let who reads the gradient of the scores by itself read ``made``."""

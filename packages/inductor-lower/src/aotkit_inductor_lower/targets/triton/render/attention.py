@@ -5,7 +5,8 @@ Note [Scores of a block]
     Scores are products of a query and a key, of float32 sums, times the scale; masks are as Note [Attention as an
     operator] has them. Where no mask is added and none hides by a finite number, they are in units of ln 2, so that a
     weight is one fused multiplication and a power of two; what is kept for the backward is in ordinary units.
-    Keys that do not exist have the score -inf, and so have no weight.
+    Keys that do not exist have the score -inf, and so have no weight. A number that is computed for a query that does
+    not exist is 0: whatever is there could be too large for what is made of it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....ir import DType
-from ....kernel_ir.attention_site import AttentionSite, Lines
+from ....ir.walk import loads
+from ....kernel_ir.attention_places import HEAD, KEY, QUERY
+from ....kernel_ir.attention_site import AttentionSite, Lines, Places
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import memories
 from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import is_half
-from ....symbolic import Expr, Symbol, SymbolKind
+from ....symbolic import Expr, Ranges, Symbol, SymbolKind, to_expr
 from ..records import Config, KernelArgument, KernelSource
+from .attention_places import Block, PlacesText
 from .indices import expr_text, identifier
 from .names import argument_name, function_name, pointer_name
 from .ops import cast_text
@@ -59,6 +63,7 @@ class AttentionText:
         self.queries, self.keys = (self.expr(count) for count in site.counts)
         self.unit = 1.0 if self._in_ordinary_units() else LOG2E
         self.whole_head = config.block("HEAD") == site.head
+        self.masks: dict[str, PlacesText] = {}  # that are computed
 
     def _in_ordinary_units(self) -> bool:
         mask = self.site.mask
@@ -199,15 +204,50 @@ class AttentionText:
         """Whether lines of a mask differ by what the rows of a block are: heads."""
         return bool(lines.head != 0) or any(symbol in self.rows for symbol in lines.start.symbols)
 
+    def prepare_masks(self, *, down: bool, rows: str, columns: str, head: str = "") -> None:
+        """What masks are computed of that is the same for all blocks of the loop that follows."""
+        mask = self.site.mask
+        for name, given in (("seen", mask.seen), ("added", mask.added)) if mask is not None else ():
+            if not isinstance(given, Places):
+                continue
+            ranges = Ranges({Symbol(QUERY): self.site.counts[0], Symbol(KEY): self.site.counts[1]} | self._sizes())
+            self.masks[name] = PlacesText(name, given, ranges, self.line, lambda s: self._symbol(s, self.symbols))
+            for load in loads(given.body):
+                self.pointers.setdefault(load.buffer, load.dtype)
+            self.masks[name].write_ahead(self._block_of(down, rows, columns, head), self.fast)
+
+    def _sizes(self) -> dict[Symbol, Expr]:
+        batch = {Symbol(loop.symbol): loop.extent for loop in self.site.batch}
+        return batch | {Symbol(HEAD): to_expr(self.site.shared)}
+
+    def _block_of(self, down: bool, rows: str, columns: str, head: str) -> Block:
+        """Where the scores of a block are; in a loop over keys if queries are below each other, else over queries."""
+        axes, texts = ((0, 1) if down else (1, 0)), ("[:, None]", "[None, :]")
+        row, column = (texts[axis] for axis in axes)
+        names: dict[Symbol, tuple[str, int | None]] = {
+            Symbol(QUERY): (f"query{row}", axes[0]),
+            Symbol(KEY): (f"key{column}", axes[1]),
+            Symbol(HEAD): (head or "0", None),
+        }
+        names |= {symbol: (f"{text}{row}", axes[0]) for symbol, text in self.rows.items()}
+        given = [f"{text}{axis}" if text else "" for text, axis in ((rows, row), (columns, column))]
+        moving = {Symbol(KEY)} if down else {Symbol(QUERY), Symbol(HEAD)}
+        return Block(names, (given[axes[0]], given[axes[1]]), frozenset(moving))
+
     def load_masks(self, *, down: bool, rows: str, columns: str, head: str = "") -> None:
         """The masks of a block, as ``seen`` and ``added``."""
         mask, given = self.site.mask, {"down": down, "rows": rows, "columns": columns, "head": head}
-        if mask is None:
-            return
-        if mask.seen is not None:
-            self.line(f"seen = {self.table(mask.seen, '0', **given)}")  # type: ignore[arg-type]
-        if mask.added is not None:
-            self.line(f"added = {self.table(mask.added, '0.0', **given)}")  # type: ignore[arg-type]
+        for name, lines in (("seen", mask.seen), ("added", mask.added)) if mask is not None else ():
+            if isinstance(lines, Lines):
+                nothing = "0" if name == "seen" else "0.0"
+                self.line(f"{name} = {self.table(lines, nothing, **given)}")  # type: ignore[arg-type]
+            elif lines is not None:
+                block = self._block_of(down, rows, columns, head)
+                self.masks[name].write(block, self.fast)
+                value, inside = self.masks[name].value(), block.inside[0 if down else 1]
+                value = value if name == "seen" else cast_text(value, lines.dtype, DType.F32)
+                bare = not inside or name == "seen"
+                self.line(f"{name} = {value if bare else f'tl.where({inside}, {value}, 0.0)'}")
 
     def finish_scores(
         self, *, down: bool, edge: bool, rows: str, columns: str, loaded: bool = False, head: str = ""

@@ -136,6 +136,7 @@ class _OfQueries(_Gradients):
         self.line("acc = tl.full([YBLOCK, HEAD], 0.0, tl.float32)")
         self.line(f"end = {f'tl.minimum({self.keys}, first + YBLOCK)' if self.skips else self.keys}")
         self.line(f"near = {self.start_of_keys('first') if self.skips else '0'}")
+        self.prepare_masks(down=True, rows=self.in_query, columns=self.in_key, head=self.head)
         self.open("for start in range(near, end, XBLOCK):")
         self.name_keys("start")
         self.load_rows("of_key", key, "key", self.in_key)
@@ -177,6 +178,7 @@ class _OfKeys(_Gradients):
         self.load_rows("of_value", value, "key", self.in_key)
         for name in ("key_sum", "value_sum"):
             self.line(f"{name} = tl.full([XBLOCK, HEAD], 0.0, tl.float32)")
+        self.prepare_masks(down=False, rows=self.in_query, columns=self.in_key, head=self.head)
         self._open_queries()
         self.load_rows("of_query", query, "query", self.in_query, self.head)
         self.load_rows("of_gradient", gradient, "query", self.in_query, self.head)

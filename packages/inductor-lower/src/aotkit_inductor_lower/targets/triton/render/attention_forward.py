@@ -153,6 +153,7 @@ class _Forward(_Rows):
     def _walk(self) -> None:
         """All blocks of keys: first those of which nothing is masked for where they are."""
         self.line(f"end = {self._end_of_keys()}")
+        self.prepare_masks(down=True, rows=self.inside, columns="")
         if self.tile.part:
             self.line("start_of_part = part * PART")
             self.line("end = tl.minimum(end, start_of_part + PART)")
