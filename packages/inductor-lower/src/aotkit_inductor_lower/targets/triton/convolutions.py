@@ -8,10 +8,10 @@ Note [Which convolutions are implicit products]
     (``contractions="generated"``) or measured to be faster (``tune``); the measure has no epilogue, which ours get for
     nothing.
 
-    Two classes were faster by much on an H200 (``python -m tools.bench.triton_convolutions``, bfloat16), and are ours by
-    default on devices of its architecture, forward, as large as they were there: of images of three channels, of which a
-    tile of cuDNN's is mostly padding (2.2 times its speed), and those whose places don't overlap, as patches of an image
-    have it: plain products (1.85 times, of three channels 5).
+    Two classes were faster by much on an H200 (``python -m tools.bench.triton_convolutions``, bfloat16), and are ours
+    by default on devices of its architecture, forward, as large as they were there: of images of three channels, of
+    which a tile of cuDNN's is mostly padding (2.2 times its speed), and those whose places don't overlap, as patches of
+    an image have it: plain products (1.85 times, of three channels 5).
 """
 
 from __future__ import annotations
