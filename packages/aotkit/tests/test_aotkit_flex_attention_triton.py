@@ -77,6 +77,10 @@ def capped_and_near(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return 0.5 * torch.tanh(s * 0.7) - SLOPES.to(s)[h] * (q - k)
 
 
+def distance_and_table(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return relative(distance(s, b, h, q, k), b, h, q, k) - 0.01 * b
+
+
 def squared(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return s * s / 20
 
@@ -156,7 +160,9 @@ def test_later_keys_are_hidden_by_where_they_are(mask_mod: Any) -> None:
     assert "arange" not in ahead and "where" not in ahead
 
 
-@pytest.mark.parametrize(("score_mod", "mask_mod"), [(distance, documents), (relative, by_batch), (None, prefix)])
+@pytest.mark.parametrize(
+    ("score_mod", "mask_mod"), [(distance_and_table, documents), (relative, by_batch), (None, prefix)]
+)
 def test_masks_and_biases_are_computed_in_the_kernels(score_mod: Any, mask_mod: Any) -> None:
     """Both ways: in memory, there is nothing of the size of scores."""
     run, args = calling(score_mod, mask_mod, 70, 70), operands(torch.bfloat16, heads=2, rows=70, keys=70)

@@ -8,7 +8,7 @@ exactly, so kernels read these. A gradient of the scores that is read by itself 
 the backward. Attention that has another form stays as it is written, with its scores in memory; a decision says so.
 
 Note [What a mask may be]
-    A sum with a tensor (also a ``where`` between it and a number: then the condition is read, not the tensor that the
+    A sum with a tensor, or with several of float32 (also a ``where`` between it and a number: then the condition is read, not the tensor that the
     ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores whatever they are. In the backward
     of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is. A condition of positions
     that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor that is read, nor is a window
@@ -40,7 +40,7 @@ from .rewriting import rewriting
 
 __all__ = ["JOINT_PASS", "PASS", "has_attention", "recognize_attention"]
 
-IN_MEMORY = "scores are in memory: kernels of attention have scales, one mask that is added and one that hides"
+IN_MEMORY = "scores are in memory: kernels of attention have scales, masks that are added and one that hides"
 aten = torch.ops.aten
 Takes = Callable[[Written], bool]
 
@@ -151,14 +151,21 @@ class _Rewriter:
         for mask in (written.added, written.seen):
             if mask is not None and mask is written.seen and written.inverted:
                 mask = self._emit(place, _inverse, x=mask)
-            if mask is not None and mask is written.added and written.negated:
-                mask = self._emit(place, _negative, x=mask)
+            if mask is not None and mask is written.added:
+                mask = self._sum_of_terms(mask, place)
             if mask is not None and mask.meta["val"].stride(-1) != 1:
                 mask = self._emit(place, _copied, x=mask)
             made.append(mask)
         if written.drawn is None:
             return [*made, None]
         return [*made, self._draw(written.drawn)]
+
+    def _sum_of_terms(self, first: Node, place: Node) -> Node:
+        """All that is added to scores."""
+        made = self._emit(place, _negative, x=first) if self.written.negated else first
+        for term, subtracts in self.written.more:
+            made = self._emit(place, _difference if subtracts else _sum, x=made, y=term)
+        return made
 
     def _draw(self, drawn: Node) -> Node:
         """Which weights are kept: the same random numbers, as bytes, drawn where they were."""
@@ -191,6 +198,14 @@ def _copied(x: Any) -> Any:
 
 def _negative(x: Any) -> Any:
     return aten.neg.default(x)
+
+
+def _sum(x: Any, y: Any) -> Any:
+    return aten.add.Tensor(x, y)
+
+
+def _difference(x: Any, y: Any) -> Any:
+    return aten.sub.Tensor(x, y)
 
 
 def _inverse(x: Any) -> Any:
