@@ -4,8 +4,8 @@
 
 Per graph: launches, bytes read and written, ATen calls, registers of a thread, kernels that spill, loads that are
 narrower than they could be, and the time that a model of the device expects; the same of Inductor's kernels, made in
-the same run. ``--write`` puts that into docs/triton-kernels.md, ``--keep`` every kernel's facts as JSON into a folder, and
-with ``--left`` models that have some there are not measured again: twenty minutes can be cut in parts.
+the same run. ``--write`` puts that into docs/triton-kernels.md, ``--keep`` every kernel's facts as JSON into a
+folder, and with ``--left`` models that have some there are not measured again: twenty minutes can be cut in parts.
 Ends with status 1 if some kernel spills.
 
 ``python -m tools.triton_table --run [--quick] [--models bert ...]`` executes the launch plans of the five architectures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -126,15 +127,11 @@ def check_alone(made: Compiled) -> None:
     (nest,) = made.scheduled.steps
     assert isinstance(nest, LoopNest)
     for kernel in kernels_of(made.program):
-        assert "fade" in kernel.source.text or "change" in kernel.source.text
-        pointers = [a for a in kernel.source.arguments if a.kind == "pointer"]
+        assert re.search("fade|change|going", kernel.source.text)
         assert "int64" not in kernel.source.text.split("def attention")[1], "positions fit 32 bits"
-        assert len(pointers) >= 3
 
 
-@pytest.mark.parametrize(
-    ("case", "masks", "dtype"), CASES, ids=NAMES
-)
+@pytest.mark.parametrize(("case", "masks", "dtype"), CASES, ids=NAMES)
 def test_both_directions_are_as_exact_as_eager(case: Any, masks: Masks, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     read = tensors(dtype)
@@ -160,6 +157,38 @@ def test_few_queries_compute_them_for_each_part_of_the_keys() -> None:
     gradient = torch.zeros_like(got)
     eager, true = (written_out(case, whole, gradient, kind)[0] for kind in (torch.bfloat16, torch.float64))
     assert off(got, true) <= 3 * (off(eager, true) + 2e-6)
+
+
+@pytest.mark.parametrize("shared", [4, 2])
+def test_blocks_that_no_query_sees_are_not_computed(shared: int) -> None:
+    """In both directions: what lies in other documents, nan here, changes nothing."""
+    torch.manual_seed(1)
+    case = Case((1, 4, shared, 200, 200, 16), seen="ij", **HIDES)
+    doc = (torch.arange(200) // 64)[None]
+    masks = Masks(None, lambda b, h, q, k, doc: doc[0, q] == doc[0, k])
+    args = case.operands(BF16)[:3]
+    gradient = case.lines(4, 200, BF16)
+    want = computed(case, masks, args, gradient, [doc])
+    for tensor in (*args, gradient):
+        tensor[:, :, 64:128] = float("nan")
+    got = computed(case, masks, args, gradient, [doc])
+    for own, right in zip(got, want, strict=True):
+        assert own[:, :, 64:128].isnan().all() and right.isfinite().all()
+        for part in (slice(None, 64), slice(128, None)):
+            assert torch.equal(own[:, :, part], right[:, :, part])
+
+
+def test_gradients_of_a_query_without_a_key_are_nan_for_all_keys() -> None:
+    """Where it is no zero: so the blocks that it does not see are computed all the same."""
+    torch.manual_seed(1)
+    case = Case((1, 2, 2, 70, 200, 16), seen="ij", replaces=True)
+    masks = Masks(None, lambda b, h, q, k: (k < 9) & (q != 3))
+    args = case.operands(F32)[:3]
+    gradient = case.lines(2, 70, F32)
+    got = computed(case, masks, args, gradient, [])
+    whole = [*args, *masks.of(case.sizes, torch.device("cpu"), [])]
+    for own, right in zip(got, written_out(case, whole, gradient, torch.float64), strict=True):
+        assert torch.equal(own.isnan(), right.isnan())
 
 
 def dilated(b: Any, h: Any, q: Any, k: Any, slope: Any, table: Any, doc: Any) -> Any:

@@ -7,12 +7,20 @@ Note [Scores of a block]
     weight is one fused multiplication and a power of two; what is kept for the backward is in ordinary units.
     Keys that do not exist have the score -inf, and so have no weight. A number that is computed for a query that does
     not exist is 0: whatever is there could be too large for what is made of it.
+
+Note [Blocks that are seen]
+    A mask that is computed tells without a product which blocks have a key that some query sees. A kernel ahead of each
+    of those of the attention looks through the blocks of every program instance, from the first until one has, and from
+    the last, and writes down where these are: documents one after the other, a prefix, what is near. Where all have
+    some that takes two looks; what is hidden between seen ones is computed. In a backward a query without any key
+    counts as one that sees all: its gradients may be nan. (Within the kernels, the loops that look took registers from
+    those that multiply.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ....ir import DType
@@ -34,6 +42,7 @@ from .prelude import prelude_for
 __all__ = ["AttentionText", "needs_wide_offsets"]
 
 LOG2E = math.log2(math.e)
+_EXACT = 1 << 24  # whole numbers below it are float32
 
 
 def needs_wide_offsets(kernel: Kernel) -> bool:
@@ -233,6 +242,51 @@ class AttentionText:
         given = [f"{text}{axis}" if text else "" for text, axis in ((rows, row), (columns, column))]
         moving = {Symbol(KEY)} if down else {Symbol(QUERY), Symbol(HEAD)}
         return Block(names, (given[axes[0]], given[axes[1]]), frozenset(moving))
+
+    def scans(self) -> bool:
+        """Whether blocks are looked for that a computed mask shows to some query, see Note [Blocks that are seen]."""
+        mask = self.site.mask
+        if mask is None or not isinstance(mask.seen, Places) or mask.hidden != -math.inf:
+            return False
+        known = all(count.constant is not None and count.constant < _EXACT for count in self.site.counts)
+        whole = mask.replaces or mask.added is None
+        return known and whole and (not self.site.backward or len(self.site.outputs) < 4)
+
+    def scan(self, ends: tuple[str, str], step: str, name: Callable[[str], None], shown: Callable[[], str]) -> None:
+        """Let ``ends``, the names of where a loop over blocks begins and ends, be around those that are seen. ``name``
+        names the lines of the block that begins somewhere, ``shown`` tells which are seen, 1 or 0."""
+        low, high = ends
+        for at, onward in ((low, f"{low} + {step}"), ("last", f"last - {step}")):
+            if at == "last":
+                self.line(f"last = {low} + ({high} - {low} - 1) // {step} * {step}")
+            self.line(f"going = {low} < {high}")
+            self.open("while going:")
+            name(at)
+            self.line(f"found = fold_max(fold_max({shown()}, 1), 0) > 0")
+            self.line(f"{at} = tl.where(found, {at}, {onward})")
+            left = f"{at} < {high}" if at == low else f"last > {low}"
+            self.line(f"going = (found == 0) & ({left})")
+            self.close()
+        self.line(f"{high} = tl.minimum({high}, last + {step})")
+
+    def keep_ends(self, names: tuple[str, str], at: str, count: Expr) -> None:
+        """Write down where the loop over blocks of ``at`` begins and ends, one of ``count``, under these names."""
+        for name, value in zip(names, ("near", "end"), strict=True):
+            self.line(f"tl.store({self.room(name, count)} + {at}, {value}.to(tl.float32))")
+
+    def load_ends(self, names: tuple[str, str], at: str, count: Expr) -> None:
+        """What :meth:`keep_ends` wrote."""
+        width = "tl.int64" if self.wide else "tl.int32"
+        for name, value in zip(names, ("near", "end"), strict=True):
+            self.line(f"{value} = tl.load({self.room(name, count)} + {at}).to({width})")
+
+    def seen_text(self, *, down: bool, rows: str, columns: str, head: str = "", more: str = "") -> str:
+        """1 where a computed mask shows a key to a query, or ``more`` says that it counts for another reason."""
+        block = self._block_of(down, rows, columns, head)
+        self.masks["seen"].write(block, self.fast)
+        seen = f"({self.masks['seen'].value()}{f' | {more}' if more else ''})"
+        tests = [seen, *(text for text in block.inside if text)]
+        return f"tl.where({' & '.join(tests)}, 1.0, 0.0)"
 
     def load_masks(self, *, down: bool, rows: str, columns: str, head: str = "") -> None:
         """The masks of a block, as ``seen`` and ``added``."""
