@@ -69,6 +69,10 @@ def prefix(b: Any, h: Any, q: Any, k: Any, slope: Any, table: Any, doc: Any) -> 
     return (k <= q) | (k < 5 + 20 * b)
 
 
+def in_blocks(b: Any, h: Any, q: Any, k: Any, slope: Any, table: Any, doc: Any) -> Any:
+    return (q // 8 == k // 8) | ((k - q) % 7 == 0)
+
+
 def near(b: Any, h: Any, q: Any, k: Any, slope: Any, table: Any, doc: Any) -> Any:
     return ((q - k).abs() < 6 + 3 * h) & (q != 7)  # the seventh query sees nothing
 
@@ -81,8 +85,9 @@ CASES = [
     (Case((1, 4, 2, 70, 40, 16), seen="hij", kept=True, **HIDES), Masks(None, near), BF16),
     (Case((1, 4, 1, 40, 40, 16), added="hij", causal=True, window=20, cap=3.0), Masks(relative), F32),
     (Case((2, 2, 1, 35, 35, 32), seen="bij"), Masks(None, prefix), F32),
+    (Case((1, 2, 1, 35, 35, 16), seen="ij", replaces=True), Masks(None, in_blocks), BF16),
 ]
-NAMES = ["slopes and documents", "a table", "near", "capped", "a prefix"]
+NAMES = ["slopes and documents", "a table", "near", "capped", "a prefix", "in blocks"]
 
 
 def tensors(dtype: torch.dtype) -> Tensors:

@@ -9,9 +9,10 @@ the backward. Attention that has another form stays as it is written, with its s
 
 Note [What a mask may be]
     A sum with a tensor, or with several of float32 (also a ``where`` between one and a number: then the condition is
-    read, not the tensor that the ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores whatever they are. In the backward
-    of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is. A condition of positions
-    that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor that is read, nor is a window
+    read, not the tensor that the ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores
+    whatever they are. In the backward of these the gradient is 0 under the mask; in that of a sum it goes to the mask
+    as it is. A condition of positions that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor
+    that is read, nor is a window
     beside it, where the target knows these; another one beside it (``&``) is.
 
 Note [Dropout of weights]

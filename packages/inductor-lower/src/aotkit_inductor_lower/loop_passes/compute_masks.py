@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import body_size, buffer_bytes, heavy_count, ranges_of, traps
+from ..analysis.nests import body_size, buffer_bytes, heavy_count, ranges_of
 from ..ir import (
     CONTRACTIONS,
     Alias,
@@ -41,8 +41,20 @@ from ..ir import (
 )
 from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
-from ..ir.walk import buffers_of, computes, contains, instructions, loads, operands, step_reads, stores, substitute
+from ..ir.walk import (
+    buffers_of,
+    computes,
+    contains,
+    definitions,
+    instructions,
+    loads,
+    operands,
+    step_reads,
+    stores,
+    substitute,
+)
 from ..lowering.attention import ATTENTIONS
+from ..ops.scalar import TRAPPING
 from ..passes import NO_FUEL, Decision, Pass, PassContext
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, bounds, prove_lt, prove_nonnegative, to_expr
 from .drop_dead_steps import drop_dead_steps
@@ -52,7 +64,7 @@ __all__ = ["PASS", "compute_masks"]
 
 _SMALL = 8  # times that what is read is smaller than the mask
 _CACHED = 32 << 10  # bytes that every multiprocessor has at hand
-_DEAR = 1  # operations of a mask that may be roots, powers and the like
+_DEAR = 3  # operations of a mask that may be divisions, roots and the like
 _LARGEST = 64  # instructions of a mask
 _INTEGERS = {DType.I32: 31, DType.I64: 63}
 _ALWAYS = "a mask that follows from positions is not in memory"
@@ -189,7 +201,17 @@ def _is_plain(nest: LoopNest) -> bool:
     """Whether a nest is elementwise, without accesses under a mask, and reports no error but of a place."""
     body = instructions(nest.stages)
     whole = all(i.mask is None for i in loads(body)) and all(i.plain for i in stores(body))
-    return whole and not contains(body, Reduce) and not traps(nest)
+    return whole and not contains(body, Reduce) and not _may_trap(body)
+
+
+def _may_trap(body: Sequence[Instr]) -> bool:
+    """Whether an operation may report an error: a division by anything but a number that is greater than 0."""
+    known = definitions(body)
+    for instr in computes(body):
+        divisor = known.get(instr.args[-1]) if instr.op in TRAPPING else None
+        if instr.op in TRAPPING and not (isinstance(divisor, Const) and divisor.value > 0):
+            return True
+    return False
 
 
 def _places(store: Store, nest: LoopNest, buffer: Buffer) -> tuple[Symbol | None, ...] | None:

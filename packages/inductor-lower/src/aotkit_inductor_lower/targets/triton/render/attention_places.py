@@ -157,6 +157,8 @@ class PlacesText:
             found = first + rest[0]
         elif instr.op == "mul":
             found = first * rest[0]
+        elif instr.op in ("floordiv", "mod"):
+            found = max(first, *rest) + 1
         elif instr.op == "cast" and instr.dtype in (DType.I32, DType.I64):
             found = first
         return found if found is not None and found < _SMALL else None
