@@ -339,7 +339,15 @@ def versions_item(device: str) -> Figures:
     return found
 
 
+def flex_item(name: str, backend: str, device: str) -> Figures:
+    """``flex_attention`` in kernels."""
+    from tools.device_flex import flex_item
+
+    return flex_item(name, backend, device)
+
+
 ITEMS: dict[str, Callable[..., Figures]] = {
+    "flex": flex_item,
     "versions": versions_item,
     "recording": recording_item,
     "kernel": kernel_item,

@@ -34,8 +34,9 @@ if __package__ in (None, ""):  # run as a script: its folder is on the path, not
 from tools.gpu_tests import environment, files_with_gpu_tests
 from tools.workspace import PACKAGES, ROOT
 
-STAGES = ("machine", "tests", "sanitizer", "kernels", "operators", "models")
+STAGES = ("machine", "flex", "tests", "sanitizer", "kernels", "operators", "models")
 KERNELS = ("gelu", "softmax", "layer norm", "transpose", "column sum")
+FLEX = ("documents", "slopes", "relative", "prefix", "causal", "window", "capped")
 MODEL_NAMES = ("bert", "gpt2", "qwen2", "convnext", "t5")
 BACKENDS = ("eager", "inductor", "inductor graphs", "aotkit", "aotkit graphs")
 LEAST_SHARE = 0.85  # of a copy's bandwidth
@@ -68,6 +69,9 @@ def items(dry_run: bool) -> Iterator[Item]:
 
     yield measured("machine", "versions")
     yield Item("machine", "doctor", (sys.executable, "-m", "aotkit", "doctor"), figures=False)
+    for name in FLEX if not dry_run else FLEX[:1]:
+        for backend in ("aotkit", "inductor") if not dry_run else ("aotkit",):
+            yield measured("flex", f"flex/{name}/{backend}")
     yield measured("tests", "recording")
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
     for path in files_with_gpu_tests():

@@ -1,10 +1,11 @@
 """Every Triton kernel of twelve models' training steps beside the incumbent's, compiled for sm_90 without a GPU.
 
-``python -m tools.triton_table [--models bert ...] [--keep FOLDER] [--write]``
+``python -m tools.triton_table [--models bert ...] [--keep FOLDER [--left]] [--write]``
 
 Per graph: launches, bytes read and written, ATen calls, registers of a thread, kernels that spill, loads that are
 narrower than they could be, and the time that a model of the device expects; the same of Inductor's kernels, made in
-the same run. ``--write`` puts that into docs/triton-kernels.md, ``--keep`` every kernel's facts as JSON into a folder.
+the same run. ``--write`` puts that into docs/triton-kernels.md, ``--keep`` every kernel's facts as JSON into a
+folder, and with ``--left`` models that have some there are not measured again: twenty minutes can be cut in parts.
 Ends with status 1 if some kernel spills.
 
 ``python -m tools.triton_table --run [--quick] [--models bert ...]`` executes the launch plans of the five architectures
@@ -147,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", action="store_true", help="execute the plans in the interpreter and compare")
     parser.add_argument("--quick", action="store_true", help="with --run: a quarter of the length")
     parser.add_argument("--keep", type=Path, help="a folder for what is known of every kernel")
+    parser.add_argument("--left", action="store_true", help="with --keep: only models without facts in the folder")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     chosen = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -154,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         broken = executed(chosen.models or list(MODELS), chosen.quick)
         print("\n".join(broken))
         return 1 if broken else 0
-    facts = gather(chosen.models or list(DEVICE_MODELS), chosen.keep)
+    facts = gather(chosen.models or list(DEVICE_MODELS), chosen.keep, again=not chosen.left)
     import triton
 
     text = page(facts, sizes_of(facts), "python -m tools.triton_table --write", triton.__version__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import device_items, device_run
+from tools import device_flex, device_items, device_run
 from tools.workspace import ROOT
 
 
@@ -41,6 +41,8 @@ def test_an_item_of_the_dry_run_gives_figures(name: str) -> None:
     assert json.loads(json.dumps(figures)) == figures
     if name.startswith("model"):
         assert figures["error"] < 1e-5 and figures["milliseconds"] > 0
+    if name.startswith("flex"):
+        assert figures["error"] < 1e-2 and figures["milliseconds"] > 0
 
 
 def test_items_name_what_there_is() -> None:
@@ -51,6 +53,8 @@ def test_items_name_what_there_is() -> None:
     assert {path[0] for path in paths} == set(device_items.ITEMS)
     assert {path[1] for path in paths if path[0] == "model"} == set(device_items.MODELS)
     assert {path[3] for path in paths if path[0] == "model"} == set(device_items.BACKENDS)
+    assert [path[1] for path in paths if path[0] == "flex"][::2] == list(device_flex.CASES)
+    assert list(dict.fromkeys(item.stage for item in items))[1] == "flex", "what has not run yet comes first"
 
 
 FEW = (

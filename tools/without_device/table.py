@@ -23,13 +23,17 @@ _COLUMNS = (
 _RANKED = "| graph | kernel | launches | MB read | MB written | MB needed | registers | widths of loads | µs lost |"
 
 
-def gather(models: Iterable[str], folder: Path | None = None, processes: int = 2) -> dict[str, Facts]:
-    """The facts of models, each in a process of its own. Raises ``CalledProcessError`` where one fails."""
+def gather(
+    models: Iterable[str], folder: Path | None = None, processes: int = 2, *, again: bool = True
+) -> dict[str, Facts]:
+    """The facts of models, each in a process of its own, which leaves them in ``folder``; unless ``again``, those that
+    are there are taken as they are. Raises ``CalledProcessError`` where one fails."""
 
     def one(model: str) -> Facts:
         with tempfile.TemporaryDirectory() as own:
             file = (folder or Path(own)) / f"{model}.json"
-            subprocess.run([sys.executable, "-m", "tools.without_device", model, str(file)], check=True)
+            if again or not file.exists():
+                subprocess.run([sys.executable, "-m", "tools.without_device", model, str(file)], check=True)
             found = json.loads(file.read_text())
         return {side: [GraphFacts.of(graph) for graph in graphs] for side, graphs in found.items()}
 

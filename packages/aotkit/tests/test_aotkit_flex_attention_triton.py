@@ -21,8 +21,8 @@ from aotkit.frontend.written_out import write_out_flex_attention
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 OPTIONS: dict[str, Any] = {"processor": "triton-interpreter", "fallback": "error"}
-SLOPES, TABLE = torch.linspace(-1, 1, 4), torch.linspace(-2, 2, 127)
-DOCUMENTS = torch.tensor([0] * 20 + [1] * 20 + [2] * 24)
+SLOPES, TABLE = torch.linspace(-1, 1, 4), torch.linspace(-2, 2, 140)
+DOCUMENTS = torch.tensor([0] * 20 + [1] * 20 + [2] * 30)
 
 
 def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -57,12 +57,16 @@ def by_batch(b: Any, h: Any, q: Any, k: Any) -> Any:
     return (q - k < 7 + 3 * b) & (k != h)
 
 
+def prefix(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return causal(b, h, q, k) | (k < 10 * b)
+
+
 def distance(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return s - SLOPES.to(s)[h] * (q - k).abs()
 
 
 def relative(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-    return s + TABLE.to(s)[q - k + 63]
+    return s + TABLE.to(s)[q - k + 69]
 
 
 def softcap(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -71,6 +75,10 @@ def softcap(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
 
 def capped_and_near(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return 0.5 * torch.tanh(s * 0.7) - SLOPES.to(s)[h] * (q - k)
+
+
+def distance_and_table(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return relative(distance(s, b, h, q, k), b, h, q, k) - 0.01 * b
 
 
 def squared(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -152,9 +160,16 @@ def test_later_keys_are_hidden_by_where_they_are(mask_mod: Any) -> None:
     assert "arange" not in ahead and "where" not in ahead
 
 
-def test_beside_that_a_mask_is_read_without_it() -> None:
-    _, _, said = graphs_of(calling(None, documents), operands(torch.bfloat16))
-    assert " eq  #" in said and " ge " not in said and "bitwise_and" not in said
+@pytest.mark.parametrize(
+    ("score_mod", "mask_mod"), [(distance_and_table, documents), (relative, by_batch), (None, prefix)]
+)
+def test_masks_and_biases_are_computed_in_the_kernels(score_mod: Any, mask_mod: Any) -> None:
+    """Both ways: in memory, there is nothing of the size of scores."""
+    run, args = calling(score_mod, mask_mod, 70, 70), operands(torch.bfloat16, heads=2, rows=70, keys=70)
+    got, calls, said = graphs_of(run, args)
+    kernels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  kernel ")]
+    assert calls == [] and not [k for k in kernels if "attention" not in k and "clone" not in k]
+    check(got, run, args, torch.bfloat16)
 
 
 @pytest.mark.parametrize("score_mod", [squared])
@@ -178,7 +193,7 @@ class Biased(torch.nn.Module):
             return s + self.slopes[h] * (i - j)
 
         def looked_up(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            return s - self.table[i - j + 63]
+            return s - self.table[i - j + 69]
 
         return calling(looked_up, None)(calling(near, window)(q, k, v), k, v)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_graph, compile_to_program, decompositions
@@ -19,7 +21,7 @@ from aotkit_inductor_lower.targets.triton import compile_kernel, kernels_of, res
 from aotkit_inductor_lower.targets.triton.jit import interpret_kernel
 from aotkit_inductor_lower.targets.triton.products import ProductTile
 from aotkit_inductor_lower.targets.triton.render.implicit import emit_implicit, implicit_site
-from aotkit_inductor_lower.targets.triton.target import TritonTarget
+from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER, TritonTarget
 from aotkit_inductor_lower.targets.triton.tune import product_times
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -178,6 +180,39 @@ def test_atens_call_stays_where_nothing_is_measured() -> None:
     lowered = lower(convolution(1, 1), args, contractions="auto")
     assert [extern.target for extern in lowered.report.externs] == ["aten.convolution.default"]
     assert reasons(lowered)[0].endswith("ATen, nothing is measured without tune")
+
+
+# what a device of the kind that was measured takes without a measure: images, weights, stride, padding, and why
+TAKEN: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, int, str]] = {
+    "three channels": ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3, "an image of three channels"),
+    "patches": ((64, 3, 224, 224), (96, 3, 4, 4), 4, 0, "its places don't overlap"),
+    "no overlap": ((64, 96, 56, 56), (192, 96, 2, 2), 2, 0, "its places don't overlap"),
+    "overlap": ((64, 64, 56, 56), (64, 64, 3, 3), 1, 1, ""),
+    "one tap": ((64, 64, 56, 56), (256, 64, 1, 1), 1, 0, ""),
+    "few images": ((1, 3, 224, 224), (96, 3, 4, 4), 4, 0, ""),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_what_was_faster_by_much_is_ours_by_default(
+    case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, in the type and as large as it was measured, on the kind of device that it was measured on."""
+    known = replace(TRITON_INTERPRETER, capabilities=replace(TRITON_INTERPRETER.capabilities, knows_times=True))
+    image, weights, stride, pad, why = TAKEN[case]
+    with FakeTensorMode():
+        args = [torch.empty(s, dtype=dtype).to(memory_format=torch.channels_last) for s in (image, weights)]
+        (y,) = convolution(stride, pad)(*args)
+        back = [torch.empty_like(y), *args]
+        plain = lower(convolution(stride, pad), args, contractions="auto")
+        monkeypatch.setattr("aotkit_inductor_lower.targets.select._NAMED", {"triton-interpreter": known})
+        made = lower(convolution(stride, pad), args, contractions="auto")
+        gradient = lower(gradients(stride, pad), back, contractions="auto")
+    assert plain.report.externs and gradient.report.externs
+    assert bool(made.report.externs) != bool(why and dtype is BF16)
+    if why and dtype is BF16:
+        assert f"generated, {why}: as measured on an H200" in reasons(made)[0]
 
 
 def test_the_faster_one_is_taken_where_they_are_measured_and_equal_ones_are_measured_once(

@@ -50,6 +50,21 @@ def bans(result):
     return {ban.name: ban.reason for ban in result.report.bans}
 
 
+@pytest.mark.parametrize("takes_in", [(), (1,)])
+def test_an_argument_that_a_call_computes_itself_is_not_saved(takes_in):
+    """As the mask of an attention, of positions: both calls say so. Else it is saved, not written a second time."""
+    build = Builder("primals_1", "tangents_1")
+    x, tangent = build.inputs
+    small = build.call(aten.arange.default, 4, val=torch.empty(4, device="meta"))
+    mask = build.call(aten.expand.default, build.call(aten.neg.default, small, val=small.meta["val"]), [4, 4])
+    mask = build.call(aten.exp.default, mask)
+    out = build.call(aten.mm.default, x, mask, takes_in=takes_in)
+    grad = build.call(aten.mm.default, tangent, mask, takes_in=takes_in)
+    result = partition(build.module(out, grad), 1)
+    saved = [node.name for node in result.backward.graph.find_nodes(op="placeholder")]
+    assert ("exp" in saved) == (not takes_in)
+
+
 @pytest.mark.covers("F3.58")
 def test_what_reads_an_input_behind_a_write_is_not_made_again_and_what_reads_it_before_is():
     build = Builder("primals_1", "primals_2", "tangents_1")

@@ -65,6 +65,7 @@ from .launch_plan.store import ObjectStore, program_digest
 from .loop_passes import (
     choose_contractions,
     choose_library_calls,
+    compute_masks,
     drop_dead_steps,
     fission_long_rows,
     fold_identities,
@@ -185,7 +186,8 @@ LOOP_PASSES = in_order(
     split_reductions.PASS,  # and outer reductions
     gather_launches.PASS,  # when the last kernels are there
     generate_attention.PASS,  # after all that fuses: it takes nothing in
-    generate_sorts.PASS,  # so does it
+    compute_masks.PASS,  # but, on a device, what makes its masks
+    generate_sorts.PASS,  # which takes nothing in either
     choose_library_calls.PASS,
     pack_constants.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds

@@ -53,10 +53,11 @@ class Capabilities:
     become besides ATen's call. ``tiles_products``: they are written in tiles, as long as nothing else is summed beside
     them. ``float8_products``: 8-bit floats are multiplied as they are. ``stores_odd_rows``: products are faster than
     ATen's call, with padding and a copy, where rows of a large result begin at no multiple of ``row_bytes``.
+    ``knows_times``: what was measured of convolutions holds for this machine.
     ``coalesces``: neighbouring threads run at once, and should access neighbouring elements. ``attention_rows``: so
     many queries, at most, of which kernels cut the keys in parts, which ATen's attention doesn't; 0: none.
-    ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, and cap
-    scores.
+    ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, cap scores,
+    and compute masks that follow from positions.
     """
 
     device: str
@@ -79,6 +80,7 @@ class Capabilities:
     tiles_products: bool = False
     float8_products: bool = False
     stores_odd_rows: bool = False
+    knows_times: bool = False
     coalesces: bool = False
     attention_rows: int = 0
     attention_bodies: bool = False
@@ -145,12 +147,14 @@ class SplitPolicy:
 class Choice:
     """Who computes a product: ``form`` is ``"aten"`` for the call as it stands, another library's name, or one of the
     target's ``contraction_forms``; ``reason`` says why, with the ``seconds`` that were measured. ``precision``: what a
-    form of the target makes of factors of float32, see :class:`~.ir.Contraction`."""
+    form of the target makes of factors of float32, see :class:`~.ir.Contraction`. ``unmeasured``: this is so where
+    nothing is measured, too; else a form that has to be measured is ATen's there."""
 
     form: str
     reason: str
     seconds: float | None = None
     precision: Precision = "highest"
+    unmeasured: bool = False
 
 
 class Target(Protocol):

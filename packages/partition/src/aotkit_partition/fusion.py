@@ -23,7 +23,17 @@ def is_fusible(joint: JointGraph, producer: int, consumer: int) -> bool:
         given: dict[str, Any] = dict(joint.nodes[consumer].kwargs)
         cloned, kernel_args = given.get("tensors_to_clone", ()), given.get("kwargs", {})
         return any(_is(joint, kernel_args.get(name), producer) for name in cloned)  # the copy fuses with the producer
+    if _in_fused_kernel(of) and producer in _taken_in(joint, consumer):
+        return True
     return _in_fused_kernel(of) and _in_fused_kernel(to)
+
+
+def _taken_in(joint: JointGraph, consumer: int) -> list[int]:
+    """The arguments that a call's kernel computes where it needs them: the masks of an attention. Whoever writes such
+    a call says so, in its ``meta``, by their numbers."""
+    node = joint.nodes[consumer]
+    given = [node.args[number] for number in node.meta.get("takes_in", ())]
+    return [joint.position[argument] for argument in given if isinstance(argument, torch.fx.Node)]
 
 
 def _in_fused_kernel(facts: OpFacts) -> bool:

@@ -35,6 +35,7 @@ RESHAPES = frozenset(
 _FACTORS = frozenset((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar))
 _DIVISIONS = frozenset((aten.div.Tensor, aten.div.Scalar))
 _PASSED = RESHAPES | {aten._to_copy.default, aten.where.self, aten.mul.Tensor}
+_MOST_TERMS = 4  # that are added to scores
 _MOST_STEPS = 16  # from a softmax to the product with its weights
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FILLS = {
@@ -63,7 +64,7 @@ class Written:
     ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``condition``: what scores are
     hidden by, and ``seen`` what is left of it beside ``causal`` and ``window``
     (:class:`~.attention_places.Places`). ``cap``: scores are it times the tangent of what they are over it; 0: they are
-    what they are. ``negated``: ``added`` is subtracted.
+    what they are. ``negated``: ``added`` is subtracted. ``more``: what else is added, and whether it is subtracted.
     ``noise``: what dropout multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
     ``inner``: nodes that nothing needs any more once it is a call."""
 
@@ -88,6 +89,7 @@ class Written:
     negated: bool = False
     window: int = 0
     cap: float = 0.0
+    more: tuple[tuple[Node, bool], ...] = ()
 
     @property
     def kept(self) -> float:
@@ -226,6 +228,7 @@ class _Finder:
         self.seen: Node | None = None
         self.condition: Node | None = None
         self.negated = False
+        self.more: list[tuple[Node, bool]] = []
         self.inverted = self.replaces = self.causal = self.zero_empty = self.is_kept = False
         self.hidden, self.kept_scale = -math.inf, 1.0
         self.noise: Node | None = None
@@ -261,11 +264,11 @@ class _Finder:
             return first if math.isfinite(self.scale) and isinstance(first, Node) else None
         if node.target is aten.tanh.default:
             return self._cap(first)
-        if self.scale != 1.0 or self.cap or self.added is not None:
+        if self.scale != 1.0 or self.cap:
             return None
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
-            return self._add(node)
-        choice = hiding(node) if self.seen is None else None
+            return self._add(node) if self.added is None else self._add_more(node)
+        choice = hiding(node) if self.seen is None and self.added is None else None
         if choice is None:
             return None
         self.seen, self.inverted, self.hidden, scores = choice
@@ -298,7 +301,7 @@ class _Finder:
         left, right = node.args[:2]
         if not isinstance(left, Node) or not isinstance(right, Node):
             return None
-        scores, mask = (left, right) if _is_made_of_product(left) else (right, left)
+        scores, mask = (left, right) if _is_left(left, right) else (right, left)
         if node.target is aten.sub.Tensor:
             self.added, self.negated = mask, True
             return scores if scores is left else None
@@ -310,6 +313,18 @@ class _Finder:
             self.seen = seen
             self.causal = self.added is None and self.hidden == -math.inf and _is_lower_triangle(seen, node)
             self.seen = None if self.causal else seen
+        return scores
+
+    def _add_more(self, node: Node) -> Node | None:
+        """One more term, where the one before is no choice of its own."""
+        left, right = node.args[:2]
+        if not isinstance(left, Node) or not isinstance(right, Node) or not (self.seen is None or self.replaces):
+            return None
+        scores, term = (left, right) if _is_left(left, right) else (right, left)
+        subtracts = node.target is aten.sub.Tensor
+        if hiding(_same_below(term)) is not None or (subtracts and scores is not left):
+            return None
+        self.more.append((term, subtracts))
         return scores
 
     # -- weights -------------------------------------------------------------------------------------------
@@ -436,13 +451,21 @@ class _Finder:
             self.negated,
             self.window,
             self.cap,
+            tuple(self.more),
         )
 
     def _masks_fit(self) -> bool:
         """Whether kernels read the masks as they are, or as copies of them."""
         sizes = tuple(self.softmax.meta["val"].shape)
-        masks = ((self.added, _TYPES), (self.seen, (torch.bool,)))
-        return all(mask is None or fits_scores(mask, sizes, types) for mask, types in masks)
+        if self.seen is not None and not fits_scores(self.seen, sizes, (torch.bool,)):
+            return False
+        if not self.more:
+            return self.added is None or fits_scores(self.added, sizes, _TYPES)
+        assert self.added is not None
+        values = [term.meta["val"] for term in (self.added, *(term for term, _ in self.more))]
+        if any(value.dtype != torch.float32 or not _spreads(value, sizes) for value in values):
+            return False  # they are added up as scores are
+        return any(value.dim() and same_number(value.shape[-1], sizes[-1]) for value in values)
 
 
 def scores_of_products(softmax: Node) -> torch.Tensor | None:
@@ -484,10 +507,13 @@ def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ..
     value = mask.meta["val"]
     if value.dtype not in types or not 1 <= value.dim() <= 4:
         return False
-    if not same_number(value.shape[-1], sizes[-1]):
-        return False
+    return same_number(value.shape[-1], sizes[-1]) and _spreads(value, sizes)
+
+
+def _spreads(value: torch.Tensor, sizes: tuple[int, ...]) -> bool:
+    """Whether a tensor is one of so many elements where it is repeated."""
     pairs = zip(reversed(value.shape), reversed(sizes), strict=False)
-    return all(same_number(size, 1) or same_number(size, whole) for size, whole in pairs)
+    return value.dim() <= len(sizes) and all(same_number(n, 1) or same_number(n, whole) for n, whole in pairs)
 
 
 def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Operand, Operand]:
@@ -552,6 +578,21 @@ def _same_count(a: Node, b: Node) -> bool:
 def _is_made_of_product(node: Node) -> bool:
     """Whether scales and views of a product."""
     return any(below.target is aten.bmm.default for below in _chain(node))
+
+
+def _is_left(left: Node, right: Node) -> bool:
+    """Whether the left one of two terms is the scores, maybe with terms of their own."""
+    if _is_made_of_product(left) or _is_made_of_product(right):
+        return _is_made_of_product(left)
+    return _is_sum_with_product(left, _MOST_TERMS)
+
+
+def _is_sum_with_product(node: Node, depth: int) -> bool:
+    for below in _chain(node):
+        if below.target in (aten.add.Tensor, aten.sub.Tensor) and depth:
+            terms = (term for term in below.args[:2] if isinstance(term, Node))
+            return any(_is_sum_with_product(term, depth - 1) for term in terms)
+    return _is_made_of_product(node)
 
 
 def _chain(node: object) -> Iterator[Node]:

@@ -8,10 +8,11 @@ exactly, so kernels read these. A gradient of the scores that is read by itself 
 the backward. Attention that has another form stays as it is written, with its scores in memory; a decision says so.
 
 Note [What a mask may be]
-    A sum with a tensor (also a ``where`` between it and a number: then the condition is read, not the tensor that the
-    ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores whatever they are. In the backward
-    of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is. A condition of positions
-    that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor that is read, nor is a window
+    A sum with a tensor, or with several of float32 (also a ``where`` between one and a number: then the condition is
+    read, not the tensor that the ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores
+    whatever they are. In the backward of these the gradient is 0 under the mask; in that of a sum it goes to the mask
+    as it is. A condition of positions that hides later keys (``arange(queries)[:, None] >= arange(keys)``) is no tensor
+    that is read, nor is a window
     beside it, where the target knows these; another one beside it (``&``) is.
 
 Note [Dropout of weights]
@@ -40,7 +41,7 @@ from .rewriting import rewriting
 
 __all__ = ["JOINT_PASS", "PASS", "has_attention", "recognize_attention"]
 
-IN_MEMORY = "scores are in memory: kernels of attention have scales, one mask that is added and one that hides"
+IN_MEMORY = "scores are in memory: kernels of attention have scales, masks that are added and one that hides"
 aten = torch.ops.aten
 Takes = Callable[[Written], bool]
 
@@ -70,7 +71,7 @@ def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], bod
         return 0
     if not gradients.shares_heads:
         written = written.with_copied_heads()
-    return int(_Rewriter(graph, written, gradients, escaping).run())
+    return int(_Rewriter(graph, written, gradients, escaping, bodies).run())
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class _Rewriter:
     written: Written
     gradients: Gradients
     escaping: set[Node]
+    bodies: bool
 
     def run(self) -> bool:
         """Write the calls in the place of what was found."""
@@ -92,6 +94,7 @@ class _Rewriter:
         settings = (written.scale, written.hidden, written.replaces, written.kept_scale, written.causal)
         more = [written.window, written.cap] if written.window or written.cap else []
         call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty, *more])
+        self._takes_in(call, len(operands))
         result, tops, totals = (self._part(place, call, k) for k in range(3))
         of_result.take(self.graph, result, self.escaping)
         if self.gradients.of_query is not None:
@@ -107,6 +110,7 @@ class _Rewriter:
         target = ATTENTION_BACKWARD if found.of_scores is None else ATTENTION_BACKWARD_WITH_SCORES
         gradient = self._lines(found.gradient, place)
         call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope, *more])
+        self._takes_in(call, 1 + len(saved))
         for k, old in enumerate((found.of_query, found.of_key, found.of_value)):
             assert old is not None
             made = self._part(place, call, k)
@@ -114,6 +118,11 @@ class _Rewriter:
         if found.of_scores is not None:
             made = self._part(place, call, 3)
             self._give_scores(found.of_scores, made)
+
+    def _takes_in(self, call: Node, first: int) -> None:
+        """Tell the partitioner that a kernel computes masks: ``added`` and ``seen``, from the first argument on."""
+        if self.bodies:
+            call.meta["takes_in"] = (first, first + 1)
 
     def _give_scores(self, old: Node, made: Node) -> None:
         """Let who reads the gradient of the scores by itself read ``made``."""
@@ -143,14 +152,21 @@ class _Rewriter:
         for mask in (written.added, written.seen):
             if mask is not None and mask is written.seen and written.inverted:
                 mask = self._emit(place, _inverse, x=mask)
-            if mask is not None and mask is written.added and written.negated:
-                mask = self._emit(place, _negative, x=mask)
+            if mask is not None and mask is written.added:
+                mask = self._sum_of_terms(mask, place)
             if mask is not None and mask.meta["val"].stride(-1) != 1:
                 mask = self._emit(place, _copied, x=mask)
             made.append(mask)
         if written.drawn is None:
             return [*made, None]
         return [*made, self._draw(written.drawn)]
+
+    def _sum_of_terms(self, first: Node, place: Node) -> Node:
+        """All that is added to scores."""
+        made = self._emit(place, _negative, x=first) if self.written.negated else first
+        for term, subtracts in self.written.more:
+            made = self._emit(place, _difference if subtracts else _sum, x=made, y=term)
+        return made
 
     def _draw(self, drawn: Node) -> Node:
         """Which weights are kept: the same random numbers, as bytes, drawn where they were."""
@@ -183,6 +199,14 @@ def _copied(x: Any) -> Any:
 
 def _negative(x: Any) -> Any:
     return aten.neg.default(x)
+
+
+def _sum(x: Any, y: Any) -> Any:
+    return aten.add.Tensor(x, y)
+
+
+def _difference(x: Any, y: Any) -> Any:
+    return aten.sub.Tensor(x, y)
 
 
 def _inverse(x: Any) -> Any:

@@ -11,10 +11,11 @@ from ..ir import CONTRACTIONS, Compute, Const, DType, Index, Instr, Load, Precis
 from ..ir.walk import operands
 from ..ops.dtypes import is_half
 from ..symbolic import Expr, Symbol, sym, to_expr
+from .attention_places import HEAD, KEY, QUERY, Places, with_places
 from .nodes import Kernel, Loop
 from .walk import PerfectNest, perfect_nests
 
-__all__ = ["AttentionSite", "Lines", "Mask", "attention_site"]
+__all__ = ["AttentionSite", "Lines", "Mask", "Places", "attention_site"]
 
 
 _NONE = to_expr(0)
@@ -38,10 +39,18 @@ class Mask:
     """The masks of the scores. ``added``: numbers, where ``seen`` holds (everywhere, and 0, where one is left out), and
     ``hidden`` elsewhere, or in the place of the scores (``replaces``). Lines of each are those of queries."""
 
-    added: Lines | None
-    seen: Lines | None
+    added: Lines | Places | None
+    seen: Lines | Places | None
     hidden: float
     replaces: bool = False
+
+    @property
+    def read(self) -> tuple[Lines | None, Lines | None]:
+        """``added`` and ``seen``, for a target that computes none of them. Raises ``TypeError`` where one is."""
+        added, seen = self.added, self.seen
+        if isinstance(added, Places) or isinstance(seen, Places):
+            raise TypeError("a mask of this attention is computed, not read")
+        return added, seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +240,7 @@ class _Reader:
         self.kept: Lines | None = None
         self.kept_scale = 1.0
         self.shared, self.queries = 1, to_expr(0)
+        self.places: dict[str, Places] = {}
 
     def take(self, form: str, *loops: int) -> PerfectNest:
         """The next nest, which must have this form, and so many loops."""
@@ -321,6 +331,22 @@ class _Reader:
         found = self.row(access, rows)
         return replace(found, start=found.start.substitute({Symbol(column.symbol): to_expr(0)}))
 
+    def of_scores(self, load: Load, rows: Sequence[Loop], column: Loop) -> Lines | Places:
+        """A mask, which is read, line by line, or computed."""
+        places = self.places.get(load.result)
+        if places is None:
+            try:
+                return self.table(load, rows, column)
+            except _Other:
+                places = Places((load,), load.result, load.dtype)
+        if any(name not in self.types or name in self.scratch for name in places.reads):
+            raise _Other
+        *heads, row = (loop.symbol for loop in rows)
+        merged = self.shared > 1 and not heads  # heads and their queries are one loop
+        query = sym(HEAD) * self.queries + sym(QUERY) if merged else sym(QUERY)
+        names = {column.symbol: sym(KEY), row: query} | {head: sym(HEAD) for head in heads}
+        return places.at({Symbol(name): expr for name, expr in names.items()})
+
     def _step(self, access: Load | Store, loop: Loop) -> Expr:
         step = access.indices[0].coefficient(Symbol(loop.symbol))
         if step is None:
@@ -348,11 +374,11 @@ class _Reader:
         hidden = 0.0
         if known.added:
             load = _next(body, Load)
-            added = self.table(load, rows, column)
+            added = self.of_scores(load, rows, column)
             if known.added == "cast":
                 next(body)
         if known.seen:
-            seen = self.table(_next(body, Load), rows, column)
+            seen = self.of_scores(_next(body, Load), rows, column)
             if known.seen == "replaces":
                 if known.added:
                     next(body)
@@ -460,9 +486,12 @@ def _forward(kernel: Kernel) -> AttentionSite:
 
 
 def _found(reader: _Reader, forms: dict[str, _K]) -> tuple[PerfectNest, _K]:
-    """The next nest, and which of the forms it has."""
+    """The next nest, and which of the forms it has, if need be with loads in the place of masks that it computes."""
     nest = reader.nests.pop(0) if reader.nests else None
     known = forms.get(_form(nest)) if nest is not None and nest.loops else None
+    if nest is not None and nest.loops and known is None:
+        nest, reader.places = with_places(nest, reader.scratch)
+        known = forms.get(_form(nest))
     if nest is None or known is None:
         raise _Other
     return nest, known

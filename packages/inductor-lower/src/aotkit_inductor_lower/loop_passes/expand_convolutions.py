@@ -102,7 +102,10 @@ def _taken(
 
 
 def _compared(choice: Choice, call: ExternCall, buffers: Mapping[str, Buffer], measure: Measure | None) -> Choice:
-    """The faster one of ATen's call of one result and the kernels for it; ATen's where nothing is measured."""
+    """The faster one of ATen's call of one result and the kernels for it; where nothing is measured, ATen's, or what
+    the target knows to be faster."""
+    if measure is None and choice.unmeasured:
+        return choice
     if measure is None:
         return Choice("aten", "ATen, nothing is measured without tune")
     library, generated = measure(call, buffers)

@@ -10,6 +10,8 @@ Note [Attention as a nest]
 
     A target renders such nests whole, blocks of queries by blocks of keys, so that the scores of a head are never all
     in memory (:mod:`..kernel_ir.attention_site` knows them by their shape). As they stand, any backend can run them.
+    On a device, masks that follow from positions are computed in them (Note [Masks that are computed] in
+    :mod:`..loop_passes.compute_masks`).
 
     A query whose scores are all -inf has no key to attend to. Its result is 0, as in eager mode, where the logarithm
     that is saved for it is 0, too; or nan, for operators of ours that say so (Note [Attention as an operator]).

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import torch
 
 from ...ir import Buffer, DType, LoopNest
-from ...kernel_ir.attention_site import AttentionSite, attention_site
+from ...kernel_ir.attention_site import AttentionSite, Places, attention_site
 from ...kernel_ir.nodes import Kernel
 from ...kernel_passes.normal_form import kernel_of
 from ...options import LowerOptions
@@ -61,6 +61,8 @@ def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written in blocks."""
     site = attention_site(kernel) if machine.has("fma") else None
     if site is None or site.window or site.cap or site.head > _HEAD or site.scale <= 0 or DType.F16 in _types(site):
+        return None
+    if site.mask is not None and (isinstance(site.mask.added, Places) or isinstance(site.mask.seen, Places)):
         return None
     return site if site.backward or site.queries in kernel.grid else None  # of one query
 

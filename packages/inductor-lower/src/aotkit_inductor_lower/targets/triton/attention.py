@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import Buffer, LoopNest
-from ...kernel_ir.attention_site import AttentionSite, attention_site
+from ...kernel_ir.attention_site import AttentionSite, Places, attention_site
 from ...kernel_ir.nodes import Kernel, Loop
 from ...kernel_passes.normal_form import kernel_of
 from ...ops.dtypes import is_half
@@ -191,6 +191,8 @@ def _whole(site: AttentionSite) -> AttentionTile:
 def gradient_tiles(site: AttentionSite) -> tuple[AttentionTile, AttentionTile]:
     """The blocks of both kernels of a backward."""
     first, second = _whole_gradients(site)
+    if site.mask is not None and isinstance(site.mask.added, Places) and isinstance(site.mask.seen, Places):
+        second = replace(second, num_warps=8)  # what both are made of takes registers, beside two accumulators
     queries, keys = map(size_hint, site.counts)
     return _no_larger(first, queries, keys), _no_larger(second, queries, keys)
 

@@ -68,11 +68,12 @@ def cuda_capabilities(device: str) -> Capabilities:
         attention_bodies=True,
         float8_products=True,
         stores_odd_rows=_was_measured(device),
+        knows_times=_was_measured(device),
     )
 
 
 def _was_measured(device: str) -> bool:
-    """Whether a device is of the kind that times of products are known of: Hopper."""
+    """Whether a device is of the kind that times of products and convolutions are known of: Hopper."""
     place = torch.device(device)
     if place.type != "cuda" or not torch.cuda.is_available():
         return False
@@ -99,7 +100,7 @@ class TritonTarget:
         self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
     ) -> Choice:
         """Kernels where there can be some, see :mod:`.convolutions`."""
-        return choose_convolution(parts, buffers)
+        return choose_convolution(parts, call, buffers, options, known=self.capabilities.knows_times)
 
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """Kernels, where there is a form for the operands."""

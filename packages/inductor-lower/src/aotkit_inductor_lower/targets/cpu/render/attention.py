@@ -117,7 +117,7 @@ class AttentionEmitter(AttentionWriter):
         left = em.sub(keys, key)
         if site.mask is not None:
             rows, mask = em.minimum(em.sub(queries, query), imm(PANEL)), site.mask
-            added, seen = (None if x is None else self.start(x, query, key) for x in (mask.added, mask.seen))
+            added, seen = (None if x is None else self.start(x, query, key) for x in mask.read)
             kind = mask.added.dtype if mask.added is not None else DType.F32
             self.tiles.add_bias(scores, Bias(added, kind, seen, mask.hidden, mask.replaces), rows, left, site.scale)
         tests = []

@@ -212,8 +212,8 @@ class AttentionBackward(AttentionEmitter):
         em, site = self.em, self.site
         stored = self.start(site.outputs[3], query, key) if len(site.outputs) == 4 else None
         mask = site.mask
-        hides = mask is not None and mask.replaces and mask.seen is not None
-        seen = self.start(mask.seen, query, key) if mask is not None and mask.seen is not None and hides else None
+        hiding = mask.read[1] if mask is not None and mask.replaces else None
+        seen = self.start(hiding, query, key) if hiding is not None else None
         dropped = self.dropped(query, key)
         there = (em.sub(self.ctx.scalar(self.queries), query), em.sub(self.ctx.scalar(self.keys), key))
         return Changes(self.scale, site.slope, self.divided, dropped, stored, seen, *there)

@@ -125,7 +125,7 @@ class AttentionOnVectors(AttentionWriter):
         def begin(lines: Lines | None) -> Line | None:
             return None if lines is None else self.start(lines, query, key)
 
-        added, seen = (None, None) if mask is None else (mask.added, mask.seen)
+        added, seen = (None, None) if mask is None else mask.read
         kind = DType.F32 if added is None else added.dtype
         hidden, replaces = (0.0, False) if mask is None else (mask.hidden, mask.replaces)
         given = (begin(added), kind, begin(seen), hidden, replaces, site.scale, begin(site.kept), site.kept_scale)

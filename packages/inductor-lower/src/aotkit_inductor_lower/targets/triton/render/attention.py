@@ -5,23 +5,35 @@ Note [Scores of a block]
     Scores are products of a query and a key, of float32 sums, times the scale; masks are as Note [Attention as an
     operator] has them. Where no mask is added and none hides by a finite number, they are in units of ln 2, so that a
     weight is one fused multiplication and a power of two; what is kept for the backward is in ordinary units.
-    Keys that do not exist have the score -inf, and so have no weight.
+    Keys that do not exist have the score -inf, and so have no weight. A number that is computed for a query that does
+    not exist is 0: whatever is there could be too large for what is made of it.
+
+Note [Blocks that are seen]
+    A mask that is computed tells without a product which blocks have a key that some query sees. A kernel ahead of each
+    of those of the attention looks through the blocks of every program instance, from the first until one has, and from
+    the last, and writes down where these are: documents one after the other, a prefix, what is near. Where all have
+    some that takes two looks; what is hidden between seen ones is computed. In a backward a query without any key
+    counts as one that sees all: its gradients may be nan. (Within the kernels, the loops that look took registers from
+    those that multiply.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ....ir import DType
-from ....kernel_ir.attention_site import AttentionSite, Lines
+from ....ir.walk import loads
+from ....kernel_ir.attention_places import HEAD, KEY, QUERY
+from ....kernel_ir.attention_site import AttentionSite, Lines, Places
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import memories
 from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import is_half
-from ....symbolic import Expr, Symbol, SymbolKind
+from ....symbolic import Expr, Ranges, Symbol, SymbolKind, to_expr
 from ..records import Config, KernelArgument, KernelSource
+from .attention_places import Block, PlacesText
 from .indices import expr_text, identifier
 from .names import argument_name, function_name, pointer_name
 from .ops import cast_text
@@ -30,6 +42,7 @@ from .prelude import prelude_for
 __all__ = ["AttentionText", "needs_wide_offsets"]
 
 LOG2E = math.log2(math.e)
+_EXACT = 1 << 24  # whole numbers below it are float32
 
 
 def needs_wide_offsets(kernel: Kernel) -> bool:
@@ -59,6 +72,7 @@ class AttentionText:
         self.queries, self.keys = (self.expr(count) for count in site.counts)
         self.unit = 1.0 if self._in_ordinary_units() else LOG2E
         self.whole_head = config.block("HEAD") == site.head
+        self.masks: dict[str, PlacesText] = {}  # that are computed
 
     def _in_ordinary_units(self) -> bool:
         mask = self.site.mask
@@ -199,15 +213,95 @@ class AttentionText:
         """Whether lines of a mask differ by what the rows of a block are: heads."""
         return bool(lines.head != 0) or any(symbol in self.rows for symbol in lines.start.symbols)
 
+    def prepare_masks(self, *, down: bool, rows: str, columns: str, head: str = "") -> None:
+        """What masks are computed of that is the same for all blocks of the loop that follows."""
+        mask = self.site.mask
+        for name, given in (("seen", mask.seen), ("added", mask.added)) if mask is not None else ():
+            if not isinstance(given, Places):
+                continue
+            ranges = Ranges({Symbol(QUERY): self.site.counts[0], Symbol(KEY): self.site.counts[1]} | self._sizes())
+            self.masks[name] = PlacesText(name, given, ranges, self.line, lambda s: self._symbol(s, self.symbols))
+            for load in loads(given.body):
+                self.pointers.setdefault(load.buffer, load.dtype)
+            self.masks[name].write_ahead(self._block_of(down, rows, columns, head), self.fast)
+
+    def _sizes(self) -> dict[Symbol, Expr]:
+        batch = {Symbol(loop.symbol): loop.extent for loop in self.site.batch}
+        return batch | {Symbol(HEAD): to_expr(self.site.shared)}
+
+    def _block_of(self, down: bool, rows: str, columns: str, head: str) -> Block:
+        """Where the scores of a block are; in a loop over keys if queries are below each other, else over queries."""
+        axes, texts = ((0, 1) if down else (1, 0)), ("[:, None]", "[None, :]")
+        row, column = (texts[axis] for axis in axes)
+        names: dict[Symbol, tuple[str, int | None]] = {
+            Symbol(QUERY): (f"query{row}", axes[0]),
+            Symbol(KEY): (f"key{column}", axes[1]),
+            Symbol(HEAD): (head or "0", None),
+        }
+        names |= {symbol: (f"{text}{row}", axes[0]) for symbol, text in self.rows.items()}
+        given = [f"{text}{axis}" if text else "" for text, axis in ((rows, row), (columns, column))]
+        moving = {Symbol(KEY)} if down else {Symbol(QUERY), Symbol(HEAD)}
+        return Block(names, (given[axes[0]], given[axes[1]]), frozenset(moving))
+
+    def scans(self) -> bool:
+        """Whether blocks are looked for that a computed mask shows to some query, see Note [Blocks that are seen]."""
+        mask = self.site.mask
+        if mask is None or not isinstance(mask.seen, Places) or mask.hidden != -math.inf:
+            return False
+        known = all(count.constant is not None and count.constant < _EXACT for count in self.site.counts)
+        whole = mask.replaces or mask.added is None
+        return known and whole and (not self.site.backward or len(self.site.outputs) < 4)
+
+    def scan(self, ends: tuple[str, str], step: str, name: Callable[[str], None], shown: Callable[[], str]) -> None:
+        """Let ``ends``, the names of where a loop over blocks begins and ends, be around those that are seen. ``name``
+        names the lines of the block that begins somewhere, ``shown`` tells which are seen, 1 or 0."""
+        low, high = ends
+        for at, onward in ((low, f"{low} + {step}"), ("last", f"last - {step}")):
+            if at == "last":
+                self.line(f"last = {low} + ({high} - {low} - 1) // {step} * {step}")
+            self.line(f"going = {low} < {high}")
+            self.open("while going:")
+            name(at)
+            self.line(f"found = fold_max(fold_max({shown()}, 1), 0) > 0")
+            self.line(f"{at} = tl.where(found, {at}, {onward})")
+            left = f"{at} < {high}" if at == low else f"last > {low}"
+            self.line(f"going = (found == 0) & ({left})")
+            self.close()
+        self.line(f"{high} = tl.minimum({high}, last + {step})")
+
+    def keep_ends(self, names: tuple[str, str], at: str, count: Expr) -> None:
+        """Write down where the loop over blocks of ``at`` begins and ends, one of ``count``, under these names."""
+        for name, value in zip(names, ("near", "end"), strict=True):
+            self.line(f"tl.store({self.room(name, count)} + {at}, {value}.to(tl.float32))")
+
+    def load_ends(self, names: tuple[str, str], at: str, count: Expr) -> None:
+        """What :meth:`keep_ends` wrote."""
+        width = "tl.int64" if self.wide else "tl.int32"
+        for name, value in zip(names, ("near", "end"), strict=True):
+            self.line(f"{value} = tl.load({self.room(name, count)} + {at}).to({width})")
+
+    def seen_text(self, *, down: bool, rows: str, columns: str, head: str = "", more: str = "") -> str:
+        """1 where a computed mask shows a key to a query, or ``more`` says that it counts for another reason."""
+        block = self._block_of(down, rows, columns, head)
+        self.masks["seen"].write(block, self.fast)
+        seen = f"({self.masks['seen'].value()}{f' | {more}' if more else ''})"
+        tests = [seen, *(text for text in block.inside if text)]
+        return f"tl.where({' & '.join(tests)}, 1.0, 0.0)"
+
     def load_masks(self, *, down: bool, rows: str, columns: str, head: str = "") -> None:
         """The masks of a block, as ``seen`` and ``added``."""
         mask, given = self.site.mask, {"down": down, "rows": rows, "columns": columns, "head": head}
-        if mask is None:
-            return
-        if mask.seen is not None:
-            self.line(f"seen = {self.table(mask.seen, '0', **given)}")  # type: ignore[arg-type]
-        if mask.added is not None:
-            self.line(f"added = {self.table(mask.added, '0.0', **given)}")  # type: ignore[arg-type]
+        for name, lines in (("seen", mask.seen), ("added", mask.added)) if mask is not None else ():
+            if isinstance(lines, Lines):
+                nothing = "0" if name == "seen" else "0.0"
+                self.line(f"{name} = {self.table(lines, nothing, **given)}")  # type: ignore[arg-type]
+            elif lines is not None:
+                block = self._block_of(down, rows, columns, head)
+                self.masks[name].write(block, self.fast)
+                value, inside = self.masks[name].value(), block.inside[0 if down else 1]
+                value = value if name == "seen" else cast_text(value, lines.dtype, DType.F32)
+                bare = not inside or name == "seen"
+                self.line(f"{name} = {value if bare else f'tl.where({inside}, {value}, 0.0)'}")
 
     def finish_scores(
         self, *, down: bool, edge: bool, rows: str, columns: str, loaded: bool = False, head: str = ""

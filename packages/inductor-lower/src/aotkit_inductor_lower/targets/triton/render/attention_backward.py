@@ -19,6 +19,9 @@ from .attention import AttentionText, needs_wide_offsets
 
 __all__ = ["gradient_sources"]
 
+_OF_QUERIES = ("seen_from", "seen_to")  # of the keys of each block of queries
+_OF_KEYS = ("seeing_from", "seeing_to")  # of the queries of each block of keys, head by head
+
 
 def gradient_sources(
     kernel: Kernel,
@@ -27,13 +30,17 @@ def gradient_sources(
     *,
     tf32: bool = False,
     fast: bool = False,
-) -> tuple[KernelSource, KernelSource]:
+) -> tuple[KernelSource, ...]:
     """The kernels of a backward, one after the other."""
     of_query, of_keys = gradient_tiles(site) if tiles is None else tiles
     wide = needs_wide_offsets(kernel)
     first = _OfQueries(kernel, site, of_query, kernel.name, wide=wide, tf32=tf32, fast=fast)
     second = _OfKeys(kernel, site, of_keys, f"{kernel.name}_keys", wide=wide, tf32=tf32, fast=fast)
-    return first.emit(), second.emit()
+    if not first.scans():
+        return first.emit(), second.emit()
+    seen = _SeenByQueries(kernel, site, of_query, f"{kernel.name}_seen", wide=wide, tf32=tf32, fast=fast)
+    seeing = _SeenOfKeys(kernel, site, of_keys, f"{kernel.name}_seen_keys", wide=wide, tf32=tf32, fast=fast)
+    return seen.emit(), first.emit(), seeing.emit(), second.emit()
 
 
 class _Gradients(AttentionText):
@@ -116,8 +123,25 @@ class _OfQueries(_Gradients):
 
     def emit(self) -> KernelSource:
         """The kernel."""
-        site, blocks = self.site, self.blocks(self.site.counts[0], self.tile.queries)
+        site = self.site
         query, key, value, gradient, result = site.inputs
+        self._begin()
+        self._multiply(query, key, value, gradient, result)
+        self.store_rows(site.outputs[0], "query", self.in_query, "acc", self.head)
+        return self.source(self._grid())
+
+    def _grid(self) -> list[tuple[Expr, str | None]]:
+        grid: list[tuple[Expr, str | None]] = [(extent, None) for _, extent in self.loops]
+        return [*grid, (to_expr(self.site.shared), None), (self.site.counts[0], "YBLOCK")]
+
+    def _programs(self) -> Expr:
+        """How many program instances there are."""
+        blocks = self.blocks(self.site.counts[0], self.tile.queries)
+        return product(extent for _, extent in self.loops) * self.site.shared * blocks
+
+    def _begin(self) -> None:
+        """The queries of this program instance."""
+        site, blocks = self.site, self.blocks(self.site.counts[0], self.tile.queries)
         self.program()
         self.line(f"first = program % {self.expr(blocks)} * YBLOCK")
         rest = f"program // {self.expr(blocks)}"
@@ -127,6 +151,15 @@ class _OfQueries(_Gradients):
             rest = f"head // {site.shared}"
         self.unroll(self.loops, rest)
         self.name_queries("first")
+
+    def _name_ends(self) -> None:
+        """The first key that positions show to a query of the block, and the first behind them."""
+        self.line(f"end = {f'tl.minimum({self.keys}, first + YBLOCK)' if self.skips else self.keys}")
+        self.line(f"near = {self.start_of_keys('first') if self.skips else '0'}")
+
+    def _multiply(self, query: Lines, key: Lines, value: Lines, gradient: Lines, result: Lines) -> None:
+        """Over all keys."""
+        site = self.site
         self.numbers_of_head()
         for name, lines in (("of_query", query), ("of_result", result), ("of_gradient", gradient)):
             self.load_rows(name, lines, "query", self.in_query, self.head)
@@ -134,8 +167,11 @@ class _OfQueries(_Gradients):
         self.line(f"tl.store({self.delta()}, delta{f', mask={self.in_query}' if self.in_query else ''})")
         self.load_saved()
         self.line("acc = tl.full([YBLOCK, HEAD], 0.0, tl.float32)")
-        self.line(f"end = {f'tl.minimum({self.keys}, first + YBLOCK)' if self.skips else self.keys}")
-        self.line(f"near = {self.start_of_keys('first') if self.skips else '0'}")
+        if self.scans():
+            self.load_ends(_OF_QUERIES, "program", self._programs())
+        else:
+            self._name_ends()
+        self.prepare_masks(down=True, rows=self.in_query, columns=self.in_key, head=self.head)
         self.open("for start in range(near, end, XBLOCK):")
         self.name_keys("start")
         self.load_rows("of_key", key, "key", self.in_key)
@@ -148,9 +184,6 @@ class _OfQueries(_Gradients):
             self._store_change(site.outputs[3])
         self.line(f"acc = {self.dot}({self.rounded_change()}, of_key, acc)")
         self.close()
-        self.store_rows(site.outputs[0], "query", self.in_query, "acc", self.head)
-        grid: list[tuple[Expr, str | None]] = [(extent, None) for _, extent in self.loops]
-        return self.source([*grid, (to_expr(site.shared), None), (site.counts[0], "YBLOCK")])
 
     def _store_change(self, lines: Lines) -> None:
         masks = [f"{self.in_query}[:, None]"] * bool(self.in_query) + [f"{self.in_key}[None, :]"] * bool(self.in_key)
@@ -166,17 +199,16 @@ class _OfKeys(_Gradients):
 
     def emit(self) -> KernelSource:
         """The kernel."""
-        site, blocks = self.site, self.blocks(self.site.counts[1], self.tile.keys)
+        site = self.site
         query, key, value, gradient, _ = site.inputs
-        self.program()
-        self.line(f"first_key = program % {self.expr(blocks)} * XBLOCK")
-        self.unroll(self.loops, f"program // {self.expr(blocks)}")
-        self.name_keys("first_key")
+        self._begin()
         self.numbers_of_head()
         self.load_rows("of_key", key, "key", self.in_key)
         self.load_rows("of_value", value, "key", self.in_key)
         for name in ("key_sum", "value_sum"):
             self.line(f"{name} = tl.full([XBLOCK, HEAD], 0.0, tl.float32)")
+        self.prepare_masks(down=False, rows=self.in_query, columns=self.in_key, head=self.head)
+        depth = self.depth
         self._open_queries()
         self.load_rows("of_query", query, "query", self.in_query, self.head)
         self.load_rows("of_gradient", gradient, "query", self.in_query, self.head)
@@ -188,19 +220,29 @@ class _OfKeys(_Gradients):
         self.changes()
         self.line(f"value_sum = {self.dot}({self.narrow('used')}, of_gradient, value_sum)")
         self.line(f"key_sum = {self.dot}({self.rounded_change()}, of_query, key_sum)")
-        self.close()
+        self.depth = depth
         self.store_rows(site.outputs[1], "key", self.in_key, "key_sum")
         self.store_rows(site.outputs[2], "key", self.in_key, "value_sum")
+        return self.source(self._grid())
+
+    def _begin(self) -> None:
+        """The keys of this program instance."""
+        blocks = self.blocks(self.site.counts[1], self.tile.keys)
+        self.program()
+        self.line(f"first_key = program % {self.expr(blocks)} * XBLOCK")
+        self.unroll(self.loops, f"program // {self.expr(blocks)}")
+        self.name_keys("first_key")
+
+    def _grid(self) -> list[tuple[Expr, str | None]]:
         grid: list[tuple[Expr, str | None]] = [(extent, None) for _, extent in self.loops]
-        return self.source([*grid, (site.counts[1], "XBLOCK")])
+        return [*grid, (self.site.counts[1], "XBLOCK")]
 
     def _open_queries(self) -> None:
         """The loop over blocks of queries: of all heads, from the first on that sees a key of the block."""
-        self.line(f"least = {'first_key // YBLOCK * YBLOCK' if self.skips else '0'}")
-        last = self.queries
-        if self.site.window and self.skips:
-            last = "most"
-            self.line(f"most = tl.minimum({self.queries}, first_key + XBLOCK + {self.site.window - 1})")
+        if self.scans():
+            self._open_seen_queries()
+            return
+        last = self._name_ends()
         if not self.head:
             self.open(f"for start in range(least, {last}, YBLOCK):")
             self.name_queries("start")
@@ -209,3 +251,73 @@ class _OfKeys(_Gradients):
         self.open(f"for step in range(0, steps * {self.site.shared}):")
         self.line("shared_head = step // steps")
         self.name_queries("least + step % steps * YBLOCK")
+
+    def _name_ends(self) -> str:
+        """The first query that positions show a key of the block to, as ``least``; the name of where these end."""
+        self.line(f"least = {'first_key // YBLOCK * YBLOCK' if self.skips else '0'}")
+        last = self.queries
+        if self.site.window and self.skips:
+            last = "most"
+            self.line(f"most = tl.minimum({self.queries}, first_key + XBLOCK + {self.site.window - 1})")
+        return last
+
+    def _open_seen_queries(self) -> None:
+        """The same, from the first on that is seen to the last, head by head."""
+        at = "program"
+        if self.head:
+            self.open(f"for shared_head in range(0, {self.site.shared}):")
+            at = f"program * {self.site.shared} + shared_head"
+        self.load_ends(_OF_KEYS, at, self._programs())
+        self.open("for start in range(near, end, YBLOCK):")
+        self.name_queries("start")
+
+    def _programs(self) -> Expr:
+        """How many program instances there are, of each head."""
+        blocks = self.blocks(self.site.counts[1], self.tile.keys)
+        return product(extent for _, extent in self.loops) * blocks * self.site.shared
+
+
+class _SeenByQueries(_OfQueries):
+    """Looks for the keys that the queries of each block see."""
+
+    def emit(self) -> KernelSource:
+        """The kernel."""
+        self._begin()
+        self.line(f"top = {self.numbers(self.site.saved[0], '0.0')}")
+        self._name_ends()
+        self.line("near = program * 0 + near")
+        self.line("end = program * 0 + end")
+        given = {"down": True, "rows": self.in_query, "columns": self.in_key, "head": self.head}
+        self.prepare_masks(**given)  # type: ignore[arg-type]
+
+        def shown() -> str:
+            return self.seen_text(**given, more="(top == float('-inf'))[:, None]")  # type: ignore[arg-type]
+
+        self.scan(("near", "end"), "XBLOCK", self.name_keys, shown)
+        self.keep_ends(_OF_QUERIES, "program", self._programs())
+        return self.source(self._grid())
+
+
+class _SeenOfKeys(_OfKeys):
+    """Looks for the queries that see the keys of each block, of each head that shares them."""
+
+    def emit(self) -> KernelSource:
+        """The kernel."""
+        site, given = self.site, {"down": False, "rows": self.in_query, "columns": self.in_key, "head": self.head}
+        self._begin()
+        self.prepare_masks(**given)  # type: ignore[arg-type]
+        last = self._name_ends()
+        at = "program"
+        if self.head:
+            self.open(f"for shared_head in range(0, {site.shared}):")
+            at = f"program * {site.shared} + shared_head"
+        self.line("near = program * 0 + least")
+        self.line(f"end = program * 0 + {last}")
+
+        def shown() -> str:
+            self.line(f"lost = {self.numbers(site.saved[0], '0.0')} == float('-inf')")
+            return self.seen_text(**given, more="lost[None, :]")  # type: ignore[arg-type]
+
+        self.scan(("near", "end"), "YBLOCK", self.name_queries, shown)
+        self.keep_ends(_OF_KEYS, at, self._programs())
+        return self.source(self._grid())

@@ -12,6 +12,7 @@ from .attention import LOG2E, AttentionText, needs_wide_offsets
 
 __all__ = ["attention_sources"]
 
+_ENDS = ("seen_from", "seen_to")  # of the keys of each block of queries
 _PARTS = 16  # that the second kernel adds at once
 
 
@@ -27,11 +28,13 @@ def attention_sources(
     tile = attention_tile(site) if tile is None else tile
     wide = needs_wide_offsets(kernel)
     config = tile.config(site.head)
-    first = _Forward(kernel, site, config, tile, kernel.name, wide=wide, tf32=tf32, fast=fast).emit()
+    first = _Forward(kernel, site, config, tile, kernel.name, wide=wide, tf32=tf32, fast=fast)
+    if not tile.part and first.scans():
+        return _Seen(kernel, site, config, tile, f"{kernel.name}_seen", wide=wide, fast=fast).emit(), first.emit()
     if not tile.part:
-        return (first,)
+        return (first.emit(),)
     config = Config((("HEAD", config.block("HEAD")), ("PARTS", _PARTS)), 4, 1)
-    return first, _Combine(kernel, site, config, tile, f"{kernel.name}_sum", wide=wide, fast=fast).emit()
+    return first.emit(), _Combine(kernel, site, config, tile, f"{kernel.name}_sum", wide=wide, fast=fast).emit()
 
 
 class _Rows(AttentionText):
@@ -108,6 +111,7 @@ class _Forward(_Rows):
     def emit(self) -> KernelSource:
         """The kernel."""
         self._begin()
+        self._load_query()
         self._walk()
         if self.tile.part:
             self._end_part()
@@ -142,6 +146,8 @@ class _Forward(_Rows):
             self.inside = "in_row"
             self.line(f"in_row = row < {self.expr(self.count)}")
         self.place_rows()
+
+    def _load_query(self) -> None:
         self.numbers_of_head()
         self.load_rows("of_query", self.site.inputs[0], "query", self.inside)
         self.line("top = tl.full([YBLOCK], float('-inf'), tl.float32)")
@@ -153,27 +159,43 @@ class _Forward(_Rows):
     def _walk(self) -> None:
         """All blocks of keys: first those of which nothing is masked for where they are."""
         self.line(f"end = {self._end_of_keys()}")
+        self.prepare_masks(down=True, rows=self.inside, columns="")
         if self.tile.part:
             self.line("start_of_part = part * PART")
             self.line("end = tl.minimum(end, start_of_part + PART)")
             self._loop("start_of_part", "end", edge=True)
             return
+        if self.scans():
+            self.load_ends(_ENDS, "program", self._programs())
         if self.site.window:
-            self.line(f"near = {self.start_of_keys('first') if self._is_of_one_head() else '0'}")
+            if not self.scans():
+                self.line(f"near = {self._start_of_window()}")
             self._loop("near", "end", edge=True)
             return
+        begin = "near" if self.scans() else "0"
         if not self.site.causal and not self.keys_end(known="XBLOCK"):
-            self._loop("0", "end", edge=False)
+            self._loop(begin, "end", edge=False)
             return
         whole = f"{self.keys} // XBLOCK * XBLOCK"
         if self.site.causal:
             whole = f"tl.minimum({whole}, first // XBLOCK * XBLOCK)" if self._is_of_one_head() else "0"
         if whole != "0" and self.site.counts[1].constant not in range(1, self.tile.keys):
-            self.line(f"whole = {whole}")
-            self._loop("0", "whole", edge=False)
+            if self.scans():
+                self.line(f"whole = tl.minimum(tl.maximum({whole}, near), (end + XBLOCK - 1) // XBLOCK * XBLOCK)")
+            else:
+                self.line(f"whole = {whole}")
+            self._loop(begin, "whole", edge=False)
             self._loop("whole", "end", edge=True)
         else:
-            self._loop("0", "end", edge=True)
+            self._loop(begin, "end", edge=True)
+
+    def _start_of_window(self) -> str:
+        return self.start_of_keys("first") if self.site.window and self._is_of_one_head() else "0"
+
+    def _programs(self) -> Expr:
+        """How many program instances there are."""
+        blocks = floordiv(self.count + (self.tile.queries - 1), to_expr(self.tile.queries))
+        return product(extent for _, extent in self.loops) * blocks
 
     def _end_of_keys(self) -> str:
         """The first key that no query of the block sees."""
@@ -259,6 +281,28 @@ class _Forward(_Rows):
         masks.append("(total != 0.0)[:, None]")
         where = f"{sums} + place[:, None] * {self.site.head} + number[None, :]"
         self.line(f"tl.store({where}, acc, mask={' & '.join(masks)})")
+
+
+class _Seen(_Forward):
+    """Looks for the keys that the queries of each block see."""
+
+    def emit(self) -> KernelSource:
+        """The kernel."""
+        self._begin()
+        self.line(f"end = program * 0 + {self._end_of_keys()}")
+        self.line(f"near = program * 0 + {self._start_of_window()}")
+        self.prepare_masks(down=True, rows=self.inside, columns="")
+        columns = "in_key" if self.keys_end(known="XBLOCK") else ""
+
+        def name(first: str) -> None:
+            self.line(f"key = {first} + tl.arange(0, XBLOCK)")
+            if columns:
+                self.line(f"in_key = key < {self.keys}")
+
+        self.scan(("near", "end"), "XBLOCK", name, lambda: self.seen_text(down=True, rows=self.inside, columns=columns))
+        self.keep_ends(_ENDS, "program", self._programs())
+        grid: list[tuple[Expr, str | None]] = [(extent, None) for _, extent in self.loops]
+        return self.source([*grid, (self.count, "YBLOCK")])
 
 
 class _Combine(_Rows):
