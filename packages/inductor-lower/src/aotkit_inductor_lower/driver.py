@@ -93,7 +93,7 @@ from .loop_passes import (
 from .lowering.graph import lower_graph as lower_for
 from .options import LowerOptions, Processor
 from .passes import Decision, Fuel, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
-from .report import make_report
+from .report import make_report, with_regions
 from .runtime import ArenaPool, bind_parts, bind_program
 from .targets.select import capabilities_for, start_workers, target_for, target_on
 
@@ -407,7 +407,8 @@ def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore 
     scheduled = _scheduled(gm, ctx)
     with stage(ctx.observer, "codegen"):
         compiled = _generate(scheduled.program, ctx, object_store)
-    return Compiled(compiled, scheduled.constants, scheduled.report, scheduled.program, scheduled.records)
+    report = with_regions(scheduled.report, compiled.binary)
+    return Compiled(compiled, scheduled.constants, report, scheduled.program, scheduled.records)
 
 
 def _scheduled(gm: GraphModule, ctx: PassContext) -> Scheduled:

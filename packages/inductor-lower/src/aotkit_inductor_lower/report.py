@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -12,11 +13,20 @@ from torch.fx import GraphModule, Node
 from .analysis.costs import arithmetic, traffic
 from .ir import ExternCall, LoopNest, Program
 from .ir.walk import buffers_of
+from .launch_plan.records import Binary
 from .ops.aten import is_creation, is_view, library_reason
 from .ops.fixups import FIX_UPS
 from .passes import Decision
 
-__all__ = ["ExternCount", "FusionGroup", "LoweringReport", "ProductChoice", "make_report", "merge_reports"]
+__all__ = [
+    "ExternCount",
+    "FusionGroup",
+    "LoweringReport",
+    "ProductChoice",
+    "make_report",
+    "merge_reports",
+    "with_regions",
+]
 
 
 _NOT_FUSIONS = ("inline", "contraction", "overlap", "gather", "pack", "layout")
@@ -63,7 +73,8 @@ class LoweringReport:
     ``generated_nodes`` of ``eligible_nodes`` run in kernels; eligible are the calls that are not views, creations,
     matrix products, convolutions, attention or pooling. ``refused`` are fusions that were considered and not made.
     ``overlaps``: what runs beside each collective. ``products``: who computes products, as far as there was a choice.
-    ``packed``: constant matrices that products read, packed once or not.
+    ``packed``: constant matrices that products read, packed once or not. ``regions``: which kernels share a parallel
+    region.
     """
 
     kernel_count: int
@@ -75,6 +86,7 @@ class LoweringReport:
     overlaps: tuple[Decision, ...] = ()
     products: tuple[ProductChoice, ...] = ()
     packed: tuple[Decision, ...] = ()
+    regions: tuple[str, ...] = ()
 
     @property
     def generated_share(self) -> float:
@@ -97,6 +109,7 @@ class LoweringReport:
             lines.append(f"  kernel {group.kernel}: {' '.join(group.nodes)}{where}")
         for choice in self.products:
             lines.append(f"  {'our own' if choice.ours else 'left to ATen'} {choice.count}x {choice.what}")
+        lines += [f"  one parallel region: {region}" for region in self.regions]
         lines += [f"  matrix of {record.first}: {record.reason}" for record in self.packed]
         for extern in self.externs:
             lines.append(f"  ATen {extern.count}x {extern.target}: {extern.reason}")
@@ -151,7 +164,17 @@ def merge_reports(reports: Sequence[LoweringReport], calls: Sequence[ExternCount
         tuple(record for r in reports for record in r.overlaps),
         _counted((choice.ours, choice.what, choice.count) for r in reports for choice in r.products),
         tuple(record for r in reports for record in r.packed),
+        tuple(region for r in reports for region in r.regions),
     )
+
+
+def with_regions(report: LoweringReport, binary: Binary) -> LoweringReport:
+    """The report with the parallel regions of the code that was made."""
+    found = cast("list[tuple[str, str, int, int]]", binary.facts.get("regions", []))
+    texts = (
+        f"{first} to {last}, {counted(n, 'kernel')}; threads wait {waits} times" for first, last, n, waits in found
+    )
+    return replace(report, regions=tuple(texts))
 
 
 def _products(records: Sequence[Decision]) -> tuple[ProductChoice, ...]:

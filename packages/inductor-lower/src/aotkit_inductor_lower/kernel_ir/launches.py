@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..symbolic import Expr, Symbol
 
-__all__ = ["Combo", "KernelText", "Launch"]
+__all__ = ["Combo", "KernelText", "Launch", "Region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,12 @@ class Combo:
 
     members: tuple[Launch, ...]
     in_order: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Calls that one parallel region runs, see Note [Parallel regions]. ``waits``: whether all threads wait for each
+    other before each."""
+
+    calls: tuple[Combo, ...]
+    waits: tuple[bool, ...]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...kernel_ir.bounds import lower_bound
-from ...kernel_ir.launches import Combo, KernelText, Launch
+from ...kernel_ir.launches import Combo, KernelText, Launch, Region
 from ...symbolic import Call, Expr, Symbol
 from .machine import Machine
+from .parallel_regions import GRAIN, most_threads
+from .region_text import REGION_IMPORTS, RegionCall, region_body, region_runtime
 from .render.emitter import Emitter, Ssa, imm
 
 __all__ = ["Combo", "Launch", "ModuleText"]
-
-GRAIN = 32768  # work below which another thread does not pay
-COMBO_WORK = 1 << 20  # work from which threads share a combo: its members were small enough for one
 
 _RUN_UNITS = """
 ; Runs units [0, %units) of a kernel on up to %threads threads of torch's OpenMP runtime, each a contiguous share.
@@ -128,6 +127,7 @@ class ModuleText:
         self._segments: list[str] = []
         self._tables: list[str] = []
         self._combos: list[str] = []
+        self._regions: list[str] = []
         self._launches = False
 
     def add_kernel(self, wanted: str, kernel: KernelText) -> str:
@@ -143,7 +143,7 @@ class ModuleText:
         self._functions[identity] = f"define internal i32 @{name}{kernel.body}"
         return name
 
-    def add_segment(self, name: str, combos: Sequence[Combo], size_slots: dict[Symbol, int]) -> None:
+    def add_segment(self, name: str, calls: Sequence[Combo | Region], size_slots: dict[Symbol, int]) -> None:
         """``i32 name(ptr frame, i32 threads)``: the launches in order; a failing one ends it.
 
         The status is ``(position + 1) * 256 + error bits``.
@@ -152,12 +152,14 @@ class ModuleText:
         em = Emitter(self.declarations)
         sizes = _Sizes(em, size_slots)
         position = 0
-        for combo in combos:
-            if len(combo.members) > 1:
-                self._add_combo(em, name, position, combo)
+        for call in calls:
+            if isinstance(call, Region):
+                self._add_region(em, name, position, call)
+            elif len(call.members) > 1:
+                self._add_combo(em, name, position, call)
             else:
-                self._add_launch(em, name, position, combo.members[0], sizes)
-            position += len(combo.members)
+                self._add_launch(em, name, position, call.members[0], sizes)
+            position += sum(len(c.members) for c in (call.calls if isinstance(call, Region) else (call,)))
         lines += em.lines()
         lines += ["  ret i32 0", "}"]
         self._segments.append("\n".join(lines))
@@ -179,15 +181,44 @@ class ModuleText:
                 for a, b in zip(own, (units, work), strict=True)
             )
         em.effect(f"%status{position} = {self._call(function, table, launch.kernel.parallel, units, work)}")
+        self._end_if_failed(em, position, f"or i32 %status{position}, {(position + 1) * 256}")
+
+    def _end_if_failed(self, em: Emitter, position: int, code: str) -> None:
+        """The segment returns ``code`` if the status of a call is not 0."""
         em.effect(f"%bad{position} = icmp ne i32 %status{position}, 0")
         em.effect(f"br i1 %bad{position}, label %failed{position}, label %next{position}")
         em.effect(f"\nfailed{position}:")
-        em.effect(f"%code{position} = or i32 %status{position}, {(position + 1) * 256}")
+        em.effect(f"%code{position} = {code}")
         em.effect(f"ret i32 %code{position}")
         em.effect(f"\nnext{position}:")
 
-    def _add_combo(self, em: Emitter, name: str, position: int, combo: Combo) -> None:
-        """A call of a function ``name.combo``, itself of a kernel's form, that runs all members. None of them fails."""
+    def _add_region(self, em: Emitter, name: str, position: int, region: Region) -> None:
+        """A call of a function ``name.region``, which each thread runs as a whole, see Note [Parallel regions]."""
+        calls, at = [], position
+        for call, wait in zip(region.calls, region.waits, strict=True):
+            launch = call.members[0]
+            if len(call.members) > 1:
+                function, table, units, _ = self._combo(name, at, call)
+            else:
+                function, units = launch.function, launch.kernel.units.constant or 0
+                table = self._table(f"{name}.slots{at}", "i32", launch.slots)
+            failing = at if launch.kernel.reports else None
+            calls.append(RegionCall(function, table, units, most_threads(call), wait, failing))
+            at += len(call.members)
+        function = f"{name}.region{position}"
+        self._regions.append(region_body(function, calls))
+        self._launches = True
+        most = max(call.most for call in calls)
+        em.comment(
+            f"{len(calls)} calls in one parallel region, {sum(region.waits)} of them after a wait of all threads"
+        )
+        status = f"call i32 @run_region(ptr @{function}, ptr %frame, i32 {min(most, 1 << 30)}, i32 %threads)"
+        em.effect(f"%status{position} = {status}")
+        self._end_if_failed(em, position, f"add i32 %status{position}, 0")
+
+    def _combo(self, name: str, position: int, combo: Combo) -> tuple[str, str, int, int]:
+        """A function ``name.combo``, itself of a kernel's form, that runs all members, of which none fails; its frame
+        entries, units and work."""
         first, starts, work = combo.members[0], [0], 0
         for member in combo.members:
             starts.append(starts[-1] + (member.kernel.units.constant or 0))
@@ -200,8 +231,13 @@ class ModuleText:
             f"  %status = call i32 @run_combo(ptr @{first.function}, ptr %frame, ptr %slots, i64 {len(first.slots)}, "
             f"ptr {table}, i64 %low, i64 %high)\n  ret i32 %status\n}}"
         )
-        parallel = first.kernel.parallel and not combo.in_order and work >= COMBO_WORK
-        call = self._call(f"@{function}", slots, parallel, imm(starts[-1]), imm(work))
+        return function, slots, starts[-1], work
+
+    def _add_combo(self, em: Emitter, name: str, position: int, combo: Combo) -> None:
+        """A call of all members of a combo."""
+        function, slots, units, work = self._combo(name, position, combo)
+        first, parallel = combo.members[0], most_threads(combo) > 1
+        call = self._call(f"@{function}", slots, parallel, imm(units), imm(work))
         how = "at once" if parallel else f"one after the other: {combo.in_order or 'they have little to do'}"
         em.comment(f"{len(combo.members)} launches of {first.function}, {how}")
         em.effect(f"%status{position} = {call}")
@@ -226,6 +262,8 @@ class ModuleText:
         names = {name for name in outside if not name.startswith("llvm.")}
         if self._launches and self.target.threads:
             names |= {"GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"}
+        if self._regions:
+            names |= set(REGION_IMPORTS)
         return tuple(sorted(names))
 
     def render(self) -> str:
@@ -237,6 +275,9 @@ class ModuleText:
             runtime = _RUN_UNITS.replace("GRAIN", str(GRAIN)).replace("PARALLEL", parallel)
             if self.target.threads:
                 runtime = _THREAD_BODY + runtime
+        if self._regions:
+            self.declarations["llvm.umin.i32"] = "declare i32 @llvm.umin.i32(i32, i32)"
+            runtime += region_runtime(self.target.triple)
         if self._combos:
             for name in ("llvm.smin.i64", "llvm.smax.i64"):
                 self.declarations[name] = f"declare i64 @{name}(i64, i64)"
@@ -249,7 +290,7 @@ class ModuleText:
             *sorted(self.declarations.values()),
             *(f"\n{text}" for text in self._functions.values()),
             runtime,
-            *(f"\n{text}" for text in self._segments),
+            *(f"\n{text}" for text in (*self._regions, *self._segments)),
         ]
         text = "\n".join(parts) + "\n"
         return text + "!0 = !{i32 1}\n" if "!nontemporal" in text else text
