@@ -75,18 +75,20 @@ class InstrRun:
         self.define(name, value.reshape([1] * (len(self.shape) - value.dim()) + list(value.shape)))
 
     def index(self, i: Load | Store, dtype: torch.dtype, mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The tensor and, over the whole grid, one index tensor per dimension of it (one zero for a scalar)."""
+        """The tensor and one index tensor per dimension of it (one zero for a scalar), which broadcast over the grid."""
         tensor, private = self.memory(i.buffer, dtype)
         before = self.elements_before(i.buffer, dtype)
-        whole = [evaluate_on_grid(index + before, self.grid).expand(self.shape) for index in i.indices]
+        whole = [evaluate_on_grid(index + before, self.grid) for index in i.indices]
         if private:
-            whole = [torch.as_tensor(self.grid[symbol]).expand(self.shape) for symbol in self.outer] + whole
+            whole = [torch.as_tensor(self.grid[symbol]) for symbol in self.outer] + whole
         if len(whole) != tensor.dim():
             raise IRError(f"{self.place}: {len(whole)} indices for {i.buffer}, of {tensor.dim()} dimensions")
+        if 0 in self.shape:  # then nothing is read or written, whatever the other loops say
+            whole = [index.expand(self.shape) for index in whole]
         if mask is not None:
             whole = [torch.where(mask.expand(self.shape), index, 0) for index in whole]
         for dim, index in enumerate(whole):
-            reached = index if mask is None else index[mask.expand(self.shape)]
+            reached = index if mask is None else index.expand(self.shape)[mask.expand(self.shape)]
             if reached.numel() and not (int(reached.min()) >= 0 and int(reached.max()) < tensor.shape[dim]):
                 found = f"[{int(reached.min()) - before}, {int(reached.max()) - before}]"
                 there = f"[{-before}, {tensor.shape[dim] - before})"
@@ -153,6 +155,10 @@ class InstrRun:
         mask = None if i.mask is None else self.values[i.mask]
         value = self.values[i.value].expand(self.shape)
         tensor, indices = self.index(i, value.dtype, mask)
+        if mask is None and i.mode == "set" and torch.broadcast_shapes(*(index.shape for index in indices)) == self.shape:
+            tensor.index_put_(indices, value)
+            return
+        indices = tuple(index.expand(self.shape) for index in indices)
         chosen = torch.ones(self.shape, dtype=torch.bool) if mask is None else mask.expand(self.shape)
         places, values = tuple(index[chosen] for index in indices), value[chosen]
         if i.mode in ("set", "add"):
