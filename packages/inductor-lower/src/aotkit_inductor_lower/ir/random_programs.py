@@ -100,8 +100,9 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, g: torch.Generator, spec
         edge = torch.tensor([low, high, -1 if low else high, 0], dtype=dtype)
     if not specials:
         return number
-    picked = edge[torch.randint(0, 4, shape, generator=g)]
-    return torch.where(torch.rand(shape, generator=g) < 0.02, picked, number)
+    chosen = torch.rand(shape, generator=g) < 0.02
+    number[chosen] = edge[torch.randint(0, 4, (int(chosen.sum()),), generator=g)]
+    return number
 
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}
