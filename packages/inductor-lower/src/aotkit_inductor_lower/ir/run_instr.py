@@ -75,7 +75,7 @@ class InstrRun:
         self.define(name, value.reshape([1] * (len(self.shape) - value.dim()) + list(value.shape)))
 
     def index(self, i: Load | Store, dtype: torch.dtype, mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The tensor and one index tensor per dimension of it (one zero for a scalar), which broadcast over the grid."""
+        """The tensor, and one index tensor per dimension of it (one zero for a scalar); they broadcast over the grid."""
         tensor, private = self.memory(i.buffer, dtype)
         before = self.elements_before(i.buffer, dtype)
         whole = [evaluate_on_grid(index + before, self.grid) for index in i.indices]
@@ -155,7 +155,8 @@ class InstrRun:
         mask = None if i.mask is None else self.values[i.mask]
         value = self.values[i.value].expand(self.shape)
         tensor, indices = self.index(i, value.dtype, mask)
-        if mask is None and i.mode == "set" and torch.broadcast_shapes(*(index.shape for index in indices)) == self.shape:
+        each = torch.broadcast_shapes(*(index.shape for index in indices)) == self.shape  # iteration has its own place
+        if each and mask is None and i.mode == "set":
             tensor.index_put_(indices, value)
             return
         indices = tuple(index.expand(self.shape) for index in indices)
