@@ -75,7 +75,7 @@ class InstrRun:
         self.define(name, value.reshape([1] * (len(self.shape) - value.dim()) + list(value.shape)))
 
     def index(self, i: Load | Store, dtype: torch.dtype, mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The tensor, and one index tensor per dimension of it (one zero for a scalar); they broadcast over the grid."""
+        """The tensor, and one index tensor per dimension of it (one zero for a scalar), which broadcast on the grid."""
         tensor, private = self.memory(i.buffer, dtype)
         before = self.elements_before(i.buffer, dtype)
         whole = [evaluate_on_grid(index + before, self.grid) for index in i.indices]
