@@ -134,7 +134,7 @@ NUMERIC_TESTS = {
 #: counts the roundings of longer vectors. On the levels of x86-64 the quicker ones run again.
 EMULATED = (
     *("cpu_kinds", "cpu_ops", "cpu_random", "cpu_kernels", "cpu_math", "cpu_products", "cpu_few_rows"),
-    *("lowering_scans", "packed_products", "attention"),
+    *("lowering_scans", "long_sorts", "packed_products", "attention"),
 )
 EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
 #: Tests that together run the kinds of kernels that only x86-64 has, as far as this processor has them.
