@@ -159,6 +159,7 @@ def test_a_small_functions_first_call_is_taken_apart_into_stages_and_the_rest(fo
     assert {"beyond", "beyond_cpu", "own_cpu", "first_cpu"} <= set(found)
 
 
+@pytest.mark.nightly("test_aotkit_profile.py profiles a training step")
 def test_a_profile_of_a_models_training_step_has_rows_of_both_directions() -> None:
     found = profile_of("vit", 2, quick=True)
     assert {row.graph.rpartition("-")[2] for row in found.rows} == {"forward", "backward"}

@@ -17,7 +17,7 @@ def test_a_compile_tells_its_seconds_and_its_memory(collect: bool, fork_in: Any)
     assert 0 < found["own"] < found["first"] and found["resident"] > 100
 
 
-@pytest.mark.sample(1)
+@pytest.mark.nightly("test_aotkit_repeated_layers.py compares steps of both ways")
 @pytest.mark.parametrize("training", [True, False])
 def test_both_ways_run_the_same_step(training: bool) -> None:
     found = layers.steps("bert", 7, 64, 8, training, 2)

@@ -15,6 +15,7 @@ memory, with 5 for each size that is not known.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,11 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def _is_large(buffer: Buffer) -> bool:
+    """Whether one draw of numbers for it has all kinds of them."""
+    return math.prod(size.constant or 1 for size in buffer.sizes) > 1 << 14
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path: Path) -> None:
     text = path.read_text()
@@ -106,7 +112,7 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     ctx.constants.update(constants)
     after = run_passes(passes, before, ctx, LOOP_LEVEL)
     expect(print_program(after), checks)
-    for seed in range(3):
+    for seed in range(1 if any(_is_large(buffer) for buffer in before.buffers) else 3):
         mine, theirs = random_inputs(before, seed), random_inputs(before, seed)
         for got, want in zip(
             [*interpret_program(after, mine, ctx.constants), *mine],
