@@ -49,57 +49,9 @@ entry:
   ret ptr %place
 }
 
-define internal void @emulated_tilezero(ptr %tiles, i8 %tile) {
-entry:
-  br label %line
-line:
-  %k = phi i64 [ 0, %entry ], [ %next, %line ]
-  %place = call ptr @tile_line(ptr %tiles, i8 %tile, i64 %k)
-  store <16 x i32> zeroinitializer, ptr %place, align 64
-  %next = add i64 %k, 1
-  %more = icmp ult i64 %next, 16
-  br i1 %more, label %line, label %done
-done:
-  ret void
-}
-
-define internal void @emulated_tileloadd64(ptr %tiles, i8 %tile, ptr %from, i64 %stride) {
-entry:
-  br label %line
-line:
-  %k = phi i64 [ 0, %entry ], [ %next, %line ]
-  %offset = mul i64 %k, %stride
-  %source = getelementptr i8, ptr %from, i64 %offset
-  %values = load <16 x i32>, ptr %source, align 1
-  %place = call ptr @tile_line(ptr %tiles, i8 %tile, i64 %k)
-  store <16 x i32> %values, ptr %place, align 64
-  %next = add i64 %k, 1
-  %more = icmp ult i64 %next, 16
-  br i1 %more, label %line, label %done
-done:
-  ret void
-}
-
 define internal void @emulated_tileloaddt164(ptr %tiles, i8 %tile, ptr %from, i64 %stride) {
 entry:
   call void @emulated_tileloadd64(ptr %tiles, i8 %tile, ptr %from, i64 %stride)
-  ret void
-}
-
-define internal void @emulated_tilestored64(ptr %tiles, i8 %tile, ptr %to, i64 %stride) {
-entry:
-  br label %line
-line:
-  %k = phi i64 [ 0, %entry ], [ %next, %line ]
-  %place = call ptr @tile_line(ptr %tiles, i8 %tile, i64 %k)
-  %values = load <16 x i32>, ptr %place, align 64
-  %offset = mul i64 %k, %stride
-  %target = getelementptr i8, ptr %to, i64 %offset
-  store <16 x i32> %values, ptr %target, align 1
-  %next = add i64 %k, 1
-  %more = icmp ult i64 %next, 16
-  br i1 %more, label %line, label %done
-done:
   ret void
 }
 
@@ -226,6 +178,44 @@ done:
 """
 
 
+#: Instructions that go through the lines of a tile: what they are given beside it, and what becomes of line %k.
+_BY_LINE = {
+    "tilezero": ("", "  store <16 x i32> zeroinitializer, ptr %place, align 64"),
+    "tileloadd64": (
+        ", ptr %memory, i64 %stride",
+        """  %offset = mul i64 %k, %stride
+  %source = getelementptr i8, ptr %memory, i64 %offset
+  %values = load <16 x i32>, ptr %source, align 1
+  store <16 x i32> %values, ptr %place, align 64""",
+    ),
+    "tilestored64": (
+        ", ptr %memory, i64 %stride",
+        """  %values = load <16 x i32>, ptr %place, align 64
+  %offset = mul i64 %k, %stride
+  %target = getelementptr i8, ptr %memory, i64 %offset
+  store <16 x i32> %values, ptr %target, align 1""",
+    ),
+}
+
+
+def _by_line(name: str, given: str, step: str) -> str:
+    """The function of such an instruction."""
+    return f"""define internal void @emulated_{name}(ptr %tiles, i8 %tile{given}) {{
+entry:
+  br label %line
+line:
+  %k = phi i64 [ 0, %entry ], [ %next, %line ]
+  %place = call ptr @tile_line(ptr %tiles, i8 %tile, i64 %k)
+{step}
+  %next = add i64 %k, 1
+  %more = icmp ult i64 %next, {ROWS}
+  br i1 %more, label %line, label %done
+done:
+  ret void
+}}
+"""
+
+
 _FMA = "declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)"
 
 
@@ -237,7 +227,8 @@ def with_emulated_tiles(text: str) -> str:
     text = _FUNCTION.sub(lambda found: _on_the_stack(found.group()), text)
     rest = _DECLARED.sub("", _SETTINGS.sub("", text))
     assert "@llvm.x86.tile" not in rest, "an instruction for tiles is left"
-    return "\n".join([rest, *([] if "@llvm.fma.v16f32(" in rest else [_FMA]), _FUNCTIONS])
+    by_line = (_by_line(name, *what) for name, what in _BY_LINE.items())
+    return "\n".join([rest, *([] if "@llvm.fma.v16f32(" in rest else [_FMA]), _FUNCTIONS, *by_line])
 
 
 def _on_the_stack(function: str) -> str:

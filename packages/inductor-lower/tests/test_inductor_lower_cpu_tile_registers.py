@@ -201,7 +201,8 @@ EXPONENTS = generated(torch.mm, torch.empty(48, 70), torch.empty(70, 33)) if hos
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 needs_tiles_of_bytes = pytest.mark.skipif(
-    not (host_machine().has("amx-bf16") and host_machine().has("amx-int8")), reason="no tile registers for bytes"
+    not (host_machine().has("amx-bf16") and host_machine().has("amx-int8")),
+    reason="products of bytes in tile registers run where the processor and the system have AMX-INT8",
 )
 
 

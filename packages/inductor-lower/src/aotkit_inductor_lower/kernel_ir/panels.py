@@ -25,7 +25,7 @@ from .nodes import Loop
 
 __all__ = ["Panels", "panels_at"]
 
-_DEPTHS, _PIECES = (16, 32, 64), (2, 3)  # steps that are padded to, and pieces of a number
+_DEPTHS, _PIECES = (32, 64), 3  # steps that are padded to, and pieces of a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,6 @@ def _layouts(width: int, divisors: Sequence[int]) -> Iterator[Panels]:
     yield Panels(width, divisors[0] if divisors else 1)
     if len(divisors) > 1:
         apart, depth = divisors[0], divisors[-1]
-        yield from (Panels(width, depth // apart, depth, apart, pieces) for pieces in _PIECES)
+        yield Panels(width, depth // apart, depth, apart, _PIECES)
     elif divisors:
         yield from (Panels(width, divisors[0], depth) for depth in _DEPTHS)
