@@ -22,8 +22,8 @@ from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION
 from ..passes import Pass, PassContext
+from .attention_nodes import number_of
 from .attention_operands import bool_mask, is_read, made_of, part_of, take_parts
-from .attention_parts import number_of
 from .node_facts import shared_heads, until_first_write
 from .patterns import emit
 from .rewriting import rewriting

@@ -11,7 +11,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
-from .attention_parts import RESHAPES, Operand, Written, find_operand, hiding, is_turned, scaled_by
+from .attention_nodes import RESHAPES, hiding, is_turned, scaled_by
+from .attention_parts import Operand, Written, find_operand
 from .patterns import emit
 from .replace import replace_node
 

@@ -21,7 +21,8 @@ from torch.fx import Graph, Node
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD
 from ..passes import Pass, PassContext
 from .attention_gradients import Place, erase_unused, sum_of_copies
-from .attention_parts import fits_scores, hiding, number_of
+from .attention_nodes import hiding, number_of
+from .attention_parts import fits_scores
 from .node_facts import before_writes, escaping_nodes, shared_heads
 from .patterns import emit
 from .rewriting import rewriting

@@ -7,10 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..ir import CONTRACTIONS, Compute, Const, DType, Index, Instr, Load, Precision, Reduce, Store
-from ..ir.walk import operands
-from ..ops.dtypes import is_half
+from ..ir import CONTRACTIONS, Compute, Const, DType, Index, Instr, Load, Precision, Store
 from ..symbolic import Expr, Symbol, sym, to_expr
+from .attention_forms import (
+    CLEAR,
+    DIVISOR,
+    NO_KEY,
+    SCORES,
+    SUMS,
+    Score,
+    cast_line,
+    changes_form,
+    form_of,
+    weights_form,
+    written,
+)
 from .attention_places import HEAD, KEY, QUERY, Places, with_places
 from .nodes import Kernel, Loop
 from .walk import PerfectNest, perfect_nests
@@ -102,130 +113,6 @@ class _Other(Exception):
     """The kernel is something else."""
 
 
-def _form(nest: PerfectNest) -> str:
-    """What a nest computes, without memory: ops, with how far before them the instructions are that they take; ``^`` is
-    a value from another nest."""
-    found: list[str] = []
-    place: dict[str, int] = {}
-    for position, instr in enumerate(nest.body):
-        given = ",".join(str(position - place[name]) if name in place else "^" for name in operands(instr))
-        found.append(_word(instr, given))
-        if not isinstance(instr, Store):
-            place[instr.result] = position
-    return " ".join(found)
-
-
-def _word(instr: Instr, given: str) -> str:
-    if isinstance(instr, Store):
-        kind = "store" if instr.plain else "store+" if instr.mode == "add" and instr.mask is None else "other"
-        return f"{kind}({given})"
-    if isinstance(instr, Compute):
-        return f"{'mul' if instr.op in CONTRACTIONS.values() else instr.op}({given})"
-    if isinstance(instr, Reduce):
-        return f"{instr.kind}({given})" if not instr.running else "other"
-    plain = not (isinstance(instr, Load) and instr.mask is not None)
-    return type(instr).__name__.lower() if plain else "other"
-
-
-def _written(text: str) -> str:
-    """A form by lines as ``name = op name name``: what :func:`_form` says of such a nest. Names that no line gives are
-    of other nests."""
-    found: list[str] = []
-    place: dict[str, int] = {}
-    for position, line in enumerate(filter(None, map(str.strip, text.split(";")))):
-        name, _, what = line.rpartition("=")
-        op, *given = what.split()
-        distances = ",".join(str(position - place[each]) if each in place else "^" for each in given)
-        found.append(f"{op}({distances})" if given else op)
-        place[name.strip()] = position
-    return " ".join(found)
-
-
-_CLEAR = _written("zero = const; store zero")
-_SUMS = tuple(
-    _written(f"a = load; b = load {casts}; c = mul a b; store+ c") for casts in ("", "; a = cast a; b = cast b")
-)
-_NO_KEY = _written("zero = const; least = const; none = eq top least; top = where none zero top")
-_DIVISOR = "zero = const; one = const; none = eq total zero; divisor = where none one total;"
-
-
-def _cast(name: str, dtype: DType) -> str:
-    """The line that rounds a value to a type."""
-    return f"{name} = cast {name};" if is_half(dtype) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Score:
-    """How scores are masked, in a form."""
-
-    added: str = ""  # or "plain", or "cast"
-    seen: str = ""  # or "adds", or "replaces"
-    causal: bool = False
-    window: bool = False
-    capped: bool = False
-
-    @property
-    def text(self) -> str:
-        lines = "score = load; scale = const; score = mul score scale;"
-        if self.capped:
-            lines += "share = const; score = mul score share; tangent = tanh score; cap = const;"
-            lines += "score = mul tangent cap;"
-        if self.added:
-            lines += "bias = load;" + ("bias = cast bias;" if self.added == "cast" else "")
-        if self.seen:
-            lines += "seen = load;"
-        if self.seen == "replaces":
-            lines += "score = add score bias;" if self.added else ""
-            lines += "hidden = const; score = where seen score hidden;"
-        elif self.seen:
-            lines += ("" if self.added else "bias = const;") + "hidden = const; bias = where seen bias hidden;"
-        if self.seen == "adds" or (self.added and not self.seen):
-            lines += "score = add score bias;"
-        if self.causal:
-            lines += "key = index; query = index; below = le key query; least = const;"
-            lines += "score = where below score least;"
-        if self.window:
-            lines += "first = index; key = index; near = le first key; least = const; score = where near score least;"
-        return lines
-
-
-_ADDED, _SEEN = ("", "plain", "cast"), ("", "adds", "replaces")
-_PLACES = ((False, False), (True, False), (True, True))
-_SCORES = {
-    capped: [_Score(added, seen, *places, capped) for added in _ADDED for seen in _SEEN for places in _PLACES]
-    for capped in (False, True)
-}
-_KEPT = "kept = load; much = const; none = const; factor = where kept much none;"
-
-
-def _weights(dtype: DType, kept: bool) -> str:
-    """The form of the forward's weights."""
-    lines = "score = load; below = sub score top; weight = exp below;"
-    lines += (_KEPT + "used = mul weight factor;") if kept else ""
-    name = "used" if kept else "weight"
-    rounded = f"stored = cast {name};" if is_half(dtype) else ""
-    return _written(f"{lines} {rounded} store {'stored' if rounded else name}; sum weight")
-
-
-def _changes(score: _Score, dtype: DType, own: bool, kept: bool, stored: bool) -> str:
-    """The form of the backward's weights and gradients of scores."""
-    lines = score.text + "top = load; below = sub score top; weight = exp below;"
-    lines += "total = load; weight = div weight total;" if own else ""
-    lines += (_KEPT + "used = mul weight factor;") if kept else ""
-    name = "used" if kept else "weight"
-    rounded = f"rounded = cast {name};" if is_half(dtype) else ""
-    lines += f"{rounded} store {'rounded' if rounded else name}; slope = load;"
-    lines += "slope = mul slope factor;" if kept else ""
-    lines += "delta = load; slope = sub slope delta; change = mul slope weight;"
-    if score.seen == "replaces":
-        lines += "nothing = const; change = where seen change nothing;"
-    lines += "store change;" if stored else ""
-    if score.capped:
-        lines += "one = const; square = mul tangent tangent; rest = sub one square; change = mul change rest;"
-    lines += "scale = const; change = mul change scale;"
-    return _written(f"{lines} {_cast('change', dtype)} store change")
-
-
 class _Reader:
     """Reads the nests of a kernel one after the other. Raises :class:`_Other` where one is not as expected."""
 
@@ -245,19 +132,19 @@ class _Reader:
     def take(self, form: str, *loops: int) -> PerfectNest:
         """The next nest, which must have this form, and so many loops."""
         nest = self.nests.pop(0) if self.nests else None
-        if nest is None or _form(nest) != form or len(nest.loops) not in loops:
+        if nest is None or form_of(nest) != form or len(nest.loops) not in loops:
             raise _Other
         return nest
 
     def clear(self, *loops: int) -> None:
         """Zeros."""
-        (zero, _) = self.take(_CLEAR, *loops).body
+        (zero, _) = self.take(CLEAR, *loops).body
         if not isinstance(zero, Const) or zero.value != 0:
             raise _Other
 
     def sum(self, *loops: int) -> tuple[PerfectNest, Load, Load]:
         """A sum of products that is added to scratch memory, with its factors."""
-        nest = self.take(_SUMS[len(self.nests[0].body) == 6 if self.nests else 0], *loops)
+        nest = self.take(SUMS[len(self.nests[0].body) == 6 if self.nests else 0], *loops)
         ops = [i.op for i in nest.body if isinstance(i, Compute) and i.op != "cast"]
         self.precisions |= {name for name, known in CONTRACTIONS.items() if known in ops} or {"highest", "high"}
         first, second = nest.body[:2]
@@ -355,7 +242,7 @@ class _Reader:
 
     # -- what is computed ----------------------------------------------------------------------------------
 
-    def score(self, nest: PerfectNest, known: _Score, rows: Sequence[Loop], column: Loop) -> Iterator[Instr]:
+    def score(self, nest: PerfectNest, known: Score, rows: Sequence[Loop], column: Loop) -> Iterator[Instr]:
         """Note the scale and the masks of a nest that makes scores of products. Gives the rest of its body."""
         body = iter(nest.body)
         score, scale, _ = (next(body) for _ in range(3))
@@ -448,7 +335,7 @@ def _next(body: Iterator[Instr], kind: type[_T]) -> _T:
 
 
 def _stored(dtype: DType) -> str:
-    return _written(f"sum = load; {_cast('sum', dtype)} store sum")
+    return written(f"sum = load; {cast_line('sum', dtype)} store sum")
 
 
 def _forward(kernel: Kernel) -> AttentionSite:
@@ -461,13 +348,13 @@ def _forward(kernel: Kernel) -> AttentionSite:
     queries = _varies(kernel.grid, left, right)
     query, key = reader.lines(left, (queries, numbers), head), reader.lines(right, (keys, numbers), head)
     dtype = query.dtype
-    forms = {_written(score.text + "store score; max score"): score for score in _scores(reader)}
+    forms = {written(score.text + "store score; max score"): score for score in _scores(reader)}
     scores, known = _found(reader, forms)
     reader.score(scores, known, [queries], scores.loops[-1])
     zero_empty = bool(reader.nests) and not reader.nests[0].loops
     if zero_empty:
-        reader.take(_NO_KEY, 0)
-    weights, kept = _found(reader, {_weights(dtype, kept): kept for kept in (False, True)})
+        reader.take(NO_KEY, 0)
+    weights, kept = _found(reader, {weights_form(dtype, kept): kept for kept in (False, True)})
     if kept:
         body = iter(weights.body)
         for _ in range(3):
@@ -477,7 +364,7 @@ def _forward(kernel: Kernel) -> AttentionSite:
     nest, _, right = reader.sum(2)
     value = reader.lines(right, nest.loops, head)
     saved = _saved(reader, queries, zero_empty)
-    nest = reader.take(_written(f"sum = load; sum = div sum total; {_cast('sum', dtype)} store sum"), 1)
+    nest = reader.take(written(f"sum = load; sum = div sum total; {cast_line('sum', dtype)} store sum"), 1)
     store = nest.body[-1]
     assert isinstance(store, Store)
     out = reader.lines(store, (queries, nest.loops[0]), head)
@@ -488,19 +375,19 @@ def _forward(kernel: Kernel) -> AttentionSite:
 def _found(reader: _Reader, forms: dict[str, _K]) -> tuple[PerfectNest, _K]:
     """The next nest, and which of the forms it has, if need be with loads in the place of masks that it computes."""
     nest = reader.nests.pop(0) if reader.nests else None
-    known = forms.get(_form(nest)) if nest is not None and nest.loops else None
+    known = forms.get(form_of(nest)) if nest is not None and nest.loops else None
     if nest is not None and nest.loops and known is None:
         nest, reader.places = with_places(nest, reader.scratch)
-        known = forms.get(_form(nest))
+        known = forms.get(form_of(nest))
     if nest is None or known is None:
         raise _Other
     return nest, known
 
 
-def _scores(reader: _Reader) -> list[_Score]:
+def _scores(reader: _Reader) -> list[Score]:
     """The forms that the next nest may have."""
     body = reader.nests[0].body if reader.nests else ()
-    return _SCORES[any(isinstance(instr, Compute) and instr.op == "tanh" for instr in body)]
+    return SCORES[any(isinstance(instr, Compute) and instr.op == "tanh" for instr in body)]
 
 
 def _saved(reader: _Reader, queries: Loop, zero_empty: bool) -> list[Lines]:
@@ -509,14 +396,14 @@ def _saved(reader: _Reader, queries: Loop, zero_empty: bool) -> list[Lines]:
         if zero_empty:
             raise _Other
         return []
-    begin = _DIVISOR if zero_empty else ""
+    begin = DIVISOR if zero_empty else ""
     forms = {
-        _written(begin): 0,
-        _written(begin + "log = log divisor; log = add top log; store log"): 1,
-        _written(begin + ("store top; store divisor" if zero_empty else "store top; store total")): 2,
+        written(begin): 0,
+        written(begin + "log = log divisor; log = add top log; store log"): 1,
+        written(begin + ("store top; store divisor" if zero_empty else "store top; store total")): 2,
     }
     nest = reader.nests.pop(0)
-    if _form(nest) not in forms:
+    if form_of(nest) not in forms:
         raise _Other
     return [reader.numbers(store, [queries]) for store in nest.body if isinstance(store, Store)]
 
@@ -536,8 +423,8 @@ def _backward(kernel: Kernel) -> AttentionSite:
         reader.clear(1, 2, 3)
     dtype = DType.BF16 if reader.nests and len(reader.nests[0].body) == 6 else DType.F32
     _look_for_heads(reader)
-    dots = f"a = load; {_cast('a', dtype)} b = load; {_cast('b', dtype)} c = mul a b; store+ c"
-    nest = reader.take(_written(dots), 2, 3)
+    dots = f"a = load; {cast_line('a', dtype)} b = load; {cast_line('b', dtype)} c = mul a b; store+ c"
+    nest = reader.take(written(dots), 2, 3)
     head = nest.loops[-1].extent
     result, gradient = (reader.lines(i, nest.loops, head) for i in nest.body if isinstance(i, Load))
     nest, left, right = reader.sum(3, 4)
@@ -585,7 +472,7 @@ def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, li
     """What the nest of the weights reads of each query, the slope, and where it stores gradients of scores."""
     ways = [(own, kept, stored) for own in (False, True) for kept in (False, True) for stored in (False, True)]
     nest, (known, (own, kept, _)) = _found(
-        reader, {_changes(score, dtype, *way): (score, way) for score in _scores(reader) for way in ways}
+        reader, {changes_form(score, dtype, *way): (score, way) for score in _scores(reader) for way in ways}
     )
     if len(nest.loops) not in (2, 3):
         raise _Other
