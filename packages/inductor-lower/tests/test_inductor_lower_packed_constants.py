@@ -246,7 +246,7 @@ def test_the_same_on_one_thread_and_on_two(dtype: torch.dtype) -> None:
 def test_a_packed_matrix_is_read_where_it_was_put(panels: Panels, steps: int, columns: int) -> None:
     matrix = torch.arange(float(steps * columns)).view(steps, columns)
     packed = pack(matrix, panels)
-    assert packed.numel() == -(-columns // panels.width) * panels.width * panels.padded(steps)
+    assert packed is not None and packed.numel() == -(-columns // panels.width) * panels.width * panels.padded(steps)
     k, j = Symbol("k"), Symbol("j")
     offset = panels.offset(sym("j"), sym("k"), steps)
     for step, column in ((0, 0), (steps - 1, columns - 1), (3, 64)):
@@ -265,6 +265,7 @@ def test_pieces_of_a_packed_matrix_are_read_where_they_were_put() -> None:
     for steps, columns in ((5, 70), (64, 128), (33, 65)):
         matrix = torch.randn(steps, columns)
         packed = pack(matrix, panels)
+        assert packed is not None
         loops = (Loop("j", to_expr(columns)), Loop("k", to_expr(steps)))
         offsets = [panels.offset(sym("j"), sym("k"), steps, piece) for piece in range(3)]
         for step, column in ((0, 0), (steps - 1, columns - 1), (3, 64)):

@@ -6,7 +6,6 @@ another product in another layout or a gather of an embedding, stays as it is: i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,11 +45,13 @@ def pack_constants(program: Program, ctx: PassContext) -> Program:
         kind = {(_seen(buffers[use.load.buffer]), use.steps_first, use.panels) for use in found}
         if len(kind) > 1 or readers[root] - {use.position for use in found}:
             _note(ctx, program.steps[found[0].position], root, False, "something else reads it as it is")
-        elif not _holds(_matrix(found[0], buffers, ctx.constants[root]), found[0].panels):
+            continue
+        value = pack(_matrix(found[0], buffers, ctx.constants[root]), found[0].panels)
+        if value is None:
             why = "its numbers are not sums of three of bfloat16"
             _note(ctx, program.steps[found[0].position], root, False, why)
         elif ctx.fuel.take():
-            added.append(_packed(found, steps, buffers, ctx.constants, root))
+            added.append(_packed(found, steps, buffers, ctx.constants, root, value))
             _note(ctx, program.steps[found[0].position], root, True, "laid out once as the product reads it")
     if not added:
         return program
@@ -61,8 +62,9 @@ def pack_constants(program: Program, ctx: PassContext) -> Program:
     return program
 
 
-def pack(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
-    """A new tensor in the layout, of a matrix with a row for each step of the sum."""
+def pack(matrix: torch.Tensor, panels: Panels) -> torch.Tensor | None:
+    """A new tensor in the layout, of a matrix with a row for each step of the sum; ``None`` where the layout's pieces
+    do not hold its numbers whole."""
     steps, columns = matrix.shape
     packed = matrix.new_zeros(panels.sizes(columns, steps))
     whole = matrix.new_zeros((panels.padded(steps), packed.shape[0] * panels.width))
@@ -70,15 +72,18 @@ def pack(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
     if panels.pieces == 1:
         apart = whole.view(-1, panels.group, packed.shape[0], panels.width)
         return packed.copy_(apart.permute(2, 0, 3, 1).reshape(packed.shape))
+    pieces = _pieces_of(whole, panels.pieces)
+    if pieces is None:
+        return None
     packed = packed.bfloat16()
-    for number, piece in enumerate(pieces_of(whole, panels.pieces)):
+    for number, piece in enumerate(pieces):
         apart = piece.view(-1, panels.group, panels.apart, packed.shape[0], panels.width)
         packed[:, :, number] = apart.permute(3, 0, 2, 4, 1)
     return packed
 
 
-def pieces_of(numbers: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """bfloat16 that add up to float32 numbers, the largest first; what no piece holds is lost. The first is rounded to
+def _pieces_of(numbers: torch.Tensor, count: int) -> list[torch.Tensor] | None:
+    """bfloat16 that add up to float32 numbers, the largest first, if no number leaves a rest. The first is rounded to
     nearest and the others are cut off, as a kernel that packs a matrix in each call does."""
     found, rest = list[torch.Tensor](), numbers
     for number in range(count):
@@ -86,16 +91,8 @@ def pieces_of(numbers: torch.Tensor, count: int) -> list[torch.Tensor]:
         near = bits + 0x8000 if number == 0 else bits
         piece = (near & -0x10000).view(torch.float32)
         found.append(piece.bfloat16())
-        rest = rest - piece
-    return found
-
-
-def _holds(numbers: torch.Tensor, panels: Panels) -> bool:
-    """Whether the layout's pieces hold the numbers whole."""
-    if panels.pieces == 1:
-        return True
-    total = functools.reduce(torch.add, (piece.float() for piece in pieces_of(numbers, panels.pieces)))
-    return bool(torch.equal(total, numbers) and torch.isfinite(numbers).all())
+        rest = rest - piece  # nan where a number, or what it rounds to, is not finite
+    return found if bool((rest == 0).all()) else None
 
 
 def _seen(buffer: Buffer) -> tuple[object, ...]:
@@ -195,6 +192,7 @@ def _packed(
     buffers: Mapping[str, Buffer],
     constants: dict[str, torch.Tensor],
     root: str,
+    value: torch.Tensor,
 ) -> Buffer:
     """Put the products that read a packed matrix into ``steps``, and that matrix among the constants."""
     name = f"{root}_packed"
@@ -204,7 +202,7 @@ def _packed(
         nest = steps[use.position]
         assert isinstance(nest, LoopNest)
         steps[use.position], made = _rewritten(nest, use, name, buffers)
-    constants[name] = pack(_matrix(uses[0], buffers, constants[root]), uses[0].panels)
+    constants[name] = value
     return made
 
 
