@@ -28,10 +28,11 @@ from aotkit_inductor_lower.ir.walk import buffers_of, contractions, loads
 from aotkit_inductor_lower.loop_passes.choose_contractions import choose_contractions
 from aotkit_inductor_lower.lowering.convolutions import convolution_parts
 from aotkit_inductor_lower.passes import PassContext
-from aotkit_inductor_lower.targets.select import named_target
+from aotkit_inductor_lower.targets.cpu.machine import generic_machine
+from aotkit_inductor_lower.targets.cpu.target import target_of
 
 aten = torch.ops.aten
-V4, V3 = named_target("cpu:x86-64-v4"), named_target("cpu:x86-64-v3")
+V4, V3 = target_of(generic_machine(512), "znver4"), target_of(generic_machine(256), "znver3")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 

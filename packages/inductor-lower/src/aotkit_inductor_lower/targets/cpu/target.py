@@ -19,7 +19,7 @@ from .choose_few_rows import AMD
 from .machine import Machine, host_machine, processor_machine
 from .tile_forms import FORMS
 
-__all__ = ["CpuTarget", "cpu_target"]
+__all__ = ["CpuTarget", "cpu_target", "target_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,18 @@ def cpu_target(processor: str = "host") -> CpuTarget:
 
     Raises :class:`~.errors.CodegenError` for a level of x86-64 that this one lacks.
     """
-    machine = processor_machine(processor)
+    return target_of(processor_machine(processor), host_machine().cpu)
+
+
+def target_of(machine: Machine, processor: str) -> CpuTarget:
+    """The target of any machine, also of one that this process can't run. ``processor`` as of :class:`CpuTarget`."""
     tiles = tuple(form.name for form in FORMS.values()) if machine.has("amx-bf16") else ()
     forms = ("fma", *tiles) if machine.has("fma") else ()
     capabilities = replace(
         HOST,
         narrow_convolutions=machine.has("avx512bf16") or machine.has("amx-bf16"),
-        wide_convolutions=host_machine().cpu in AMD and machine.vector_bits == 512,
+        wide_convolutions=processor in AMD and machine.vector_bits == 512,
         contraction_forms=forms,
         tiles_products=bool(forms),
     )
-    return CpuTarget(machine, host_machine().cpu, capabilities)
+    return CpuTarget(machine, processor, capabilities)
