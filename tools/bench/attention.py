@@ -7,7 +7,7 @@ python -m tools.bench.attention                     BERT, GPT-2, Llama and ViT s
 python -m tools.bench.attention --threads 2         wall time of two threads (else processor time of one)
 python -m tools.bench.attention --dtype bfloat16    one type only
 python -m tools.bench.attention --sizes 8x8x49x64   fused calls of these sizes: batch, heads, length, head
-python -m tools.bench.attention --contractions generated   all fused calls ours (else those that are without being asked)
+python -m tools.bench.attention --contractions generated   all fused calls ours, also where ATen's are chosen
 
 Queries, keys and values are views of one projection, as models make them. Turns follow each other at once, and the
 median of the ratios within a round is reported. An error is the norm of the difference relative to that of the result
