@@ -7,6 +7,7 @@ python -m tools.bench.attention                     BERT, GPT-2, Llama and ViT s
 python -m tools.bench.attention --threads 2         wall time of two threads (else processor time of one)
 python -m tools.bench.attention --dtype bfloat16    one type only
 python -m tools.bench.attention --sizes 8x8x49x64   fused calls of these sizes: batch, heads, length, head
+python -m tools.bench.attention --contractions generated   all fused calls ours, also where ATen's are chosen
 
 Queries, keys and values are views of one projection, as models make them. Turns follow each other at once, and the
 median of the ratios within a round is reported. An error is the norm of the difference relative to that of the result
@@ -111,12 +112,14 @@ def _exact(shape: Shape, operands: dict[str, list[torch.Tensor]]) -> dict[str, l
     }
 
 
-def measure(shape: Shape, dtype: torch.dtype, rounds: int, clock: Callable[[], float]) -> list[Row]:
+def measure(
+    shape: Shape, dtype: torch.dtype, rounds: int, clock: Callable[[], float], options: LowerOptions
+) -> list[Row]:
     """Both directions in interleaved turns."""
     operands = _operands(shape, dtype)
     exact = _exact(shape, operands)
     return [
-        _measured(shape, dtype, direction, program, operands[direction], exact[direction], rounds, clock)
+        _measured(shape, dtype, direction, program, operands[direction], exact[direction], rounds, clock, options)
         for direction, program in _programs(shape.mask == "causal").items()
     ]
 
@@ -130,8 +133,9 @@ def _measured(
     exact: Sequence[torch.Tensor],
     rounds: int,
     clock: Callable[[], float],
+    options: LowerOptions,
 ) -> Row:
-    own = compile_graph(make_fx(program, tracing_mode="fake")(*args), options=LowerOptions(check_inputs=False))
+    own = compile_graph(make_fx(program, tracing_mode="fake")(*args), options=options)
     assert isinstance(own, CompiledGraph)
 
     times = compared(lambda: program(*args), lambda: own(list(args)), rounds, clock)
@@ -155,7 +159,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), nargs="*", default=("float32", "bfloat16"))
     parser.add_argument("--sizes", nargs="+", type=_sizes)
+    parser.add_argument("--contractions", choices=("auto", "generated"), default="auto")
     chosen = parser.parse_args()
+    options = LowerOptions(check_inputs=False, contractions=chosen.contractions)
     clock = begin(chosen.threads)
     shapes, forms = (SHAPES, FORMS) if chosen.sizes is None else ([Shape("", sizes) for sizes in chosen.sizes], ())
     ways = sorted(way for way in ways_of(host_machine()) if way.startswith("attention"))
@@ -165,7 +171,7 @@ def main() -> int:
     found: list[Row] = []
     for name in chosen.dtype:
         for shape in shapes:
-            for row in measure(shape, getattr(torch, name), chosen.rounds, clock):
+            for row in measure(shape, getattr(torch, name), chosen.rounds, clock, options):
                 found.append(row)
                 what = f"{shape.name}{f' ({shape.mask} mask)' if shape.mask else ''} | {shape.sizes} | {name}"
                 numbers = f"{row.aten:.2f} | {row.own:.2f} | {row.ratio:.2f}"

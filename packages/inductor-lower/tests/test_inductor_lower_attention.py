@@ -396,7 +396,7 @@ def calls(program: Callable[..., Any], args: list[torch.Tensor], **options: Any)
 
 @pytest.mark.parametrize(
     "options",
-    [{"contractions": "aten"}, {"disable": ("generate-attention",)}, {"fuel": 0}, {"processor": "x86-64-v3"}],
+    [{"contractions": "aten"}, {"disable": ("generate-attention",)}, {"fuel": 0}, {"processor": "x86-64"}],
     ids=str,
 )
 def test_it_is_atens_where_that_is_asked_for(options: dict[str, Any]) -> None:
@@ -446,12 +446,19 @@ def test_on_vectors_it_is_chosen_where_that_was_measured_to_take_less_time(monke
     assert not computes_attention((64, 64), 64, "float32", LowerOptions(), generic_machine(128), "znver4")
 
 
-def test_on_vectors_bfloat16_is_chosen_where_aten_has_no_more_than_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_vectors_it_is_chosen_where_aten_has_no_more_than_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of bfloat16, and on the processors that were measured of float32."""
     for capability, taken in (("AVX2", True), ("AVX512", False)):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
-        for dtype, ours in (("bfloat16", taken), ("float32", False)):
+        for dtype, processor, ours in (
+            ("bfloat16", "haswell", taken),
+            ("float32", "haswell", False),
+            ("float32", "znver4", False),
+            ("float32", "znver3", taken),
+        ):
             machine = generic_machine(256)
-            assert computes_attention((64, 64), 64, dtype, LowerOptions(), machine, "haswell") == ours
+            assert computes_attention((64, 64), 64, dtype, LowerOptions(), machine, processor) == ours
+            assert not computes_attention((64, 7), 64, dtype, LowerOptions(), machine, processor)
 
 
 def nest_of_forward(case: Case) -> tuple[LoopNest, dict[str, Buffer]]:

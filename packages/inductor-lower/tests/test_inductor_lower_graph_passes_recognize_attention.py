@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import decompositions
@@ -172,6 +173,36 @@ FOUND = [
 def test_it_is_found_with_its_gradients(function: Function, times: int, trained: Sequence[int], backward: Any) -> None:
     given = operands(times)
     assert rewritten(joint(function, given, trained), recognize_attention) == {ATTENTION, backward}
+
+
+def lines(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return plain(q, k, v, bias, seen).transpose(1, 2).reshape(B, S, H * D)
+
+
+def squares_of_lines(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return lines(q, k, v, bias, seen).square()
+
+
+def squares_of_columns(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return plain(q, k, v, bias, seen).mT.contiguous().square()
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [(squares_of_lines, 0), (lines, 1), (squares_of_columns, 1)],  # the caller's own memory; it lies otherwise
+    ids=["lines", "returned", "columns"],
+)
+def test_a_copy_of_the_result_that_lies_as_the_result_does_is_left_out(function: Function, left: int) -> None:
+    """Both would be kept for the backward."""
+    gm = joint(function, operands(), (0, 1, 2))
+    assert rewritten(gm, recognize_attention) == {ATTENTION, ATTENTION_BACKWARD}
+    assert len([node for node in gm.graph.nodes if node.target is aten.clone.default and made_of_result(node)]) == left
+
+
+def made_of_result(node: Node) -> bool:
+    while node.target in (aten.transpose.int, aten.permute.default, aten.clone.default):
+        node = node.all_input_nodes[0]
+    return node.target is operator.getitem and node.all_input_nodes[0].target is ATTENTION
 
 
 @pytest.mark.parametrize("function", [plain, divided, hidden, filled, turned, earlier, earlier_and_seen])

@@ -35,8 +35,9 @@ from ..passes import Decision, Pass, PassContext
 from ..target import on_host
 from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
 from .attention_parts import Operand, Written, find_written, scores_of_products
-from .node_facts import before_writes, escaping_nodes
+from .node_facts import before_writes, escaping_nodes, same_tensor_type
 from .patterns import emit
+from .replace import replace_node, views_of
 from .rewriting import rewriting
 
 __all__ = ["JOINT_PASS", "PASS", "has_attention", "recognize_attention"]
@@ -55,14 +56,15 @@ def recognize_attention(graph: Graph, fuel: int, takes: Takes, *, bodies: bool =
     """Run the pass; the number of attentions found. ``takes``: whether the target computes one; ``bodies``: it hides
     keys that are too far back by where they are, and caps scores."""
     found = 0
-    escaping = escaping_nodes(graph)
-    for node in before_writes(graph):
+    escaping, early = escaping_nodes(graph), before_writes(graph)
+    copies = {node for node in early if node.target is aten.clone.default} - escaping
+    for node in early:
         if found < fuel and node.target is aten._softmax.default:
-            found += _rewrite(graph, node, takes, escaping, bodies)
+            found += _rewrite(graph, node, takes, escaping, copies, bodies)
     return found
 
 
-def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], bodies: bool) -> int:
+def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], copies: set[Node], bodies: bool) -> int:
     written = find_written(softmax, bodies=bodies)
     if written is None or not takes(written):
         return 0
@@ -71,7 +73,7 @@ def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], bod
         return 0
     if not gradients.shares_heads:
         written = written.with_copied_heads()
-    return int(_Rewriter(graph, written, gradients, escaping, bodies).run())
+    return int(_Rewriter(graph, written, gradients, escaping, copies, bodies).run())
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class _Rewriter:
     written: Written
     gradients: Gradients
     escaping: set[Node]
+    copies: set[Node]
     bodies: bool
 
     def run(self) -> bool:
@@ -97,11 +100,22 @@ class _Rewriter:
         self._takes_in(call, len(operands))
         result, tops, totals = (self._part(place, call, k) for k in range(3))
         of_result.take(self.graph, result, self.escaping)
+        self._drop_copies(result)
         if self.gradients.of_query is not None:
             self._write_gradients([*operands, result, tops, totals], [*masks, *settings], more)
         if written.drawn is not None:
             erase_unused(self.graph, written.drawn)
         return True
+
+    def _drop_copies(self, result: Node) -> None:
+        """Erase copies of the result that lie as it does: the heads of one query side by side, as what reads them next
+        has them copied. In a joint graph both would be kept for the backward, as outputs of the forward. (What counts
+        elements from the start of a storage finds the same ones: both begin theirs, with equal strides.)"""
+        for view in (result, *views_of(result)):
+            for user in [user for user in view.users if user in self.copies and same_tensor_type(user, view)]:
+                if replace_node(user, view):
+                    self.graph.erase_node(user)
+                    self.copies.discard(user)
 
     def _write_gradients(self, saved: list[Node], rest: list[Any], more: list[Any]) -> None:
         found = self.gradients

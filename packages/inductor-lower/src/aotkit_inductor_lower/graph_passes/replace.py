@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..ops.aten import is_view
 from .node_facts import addresses_storage, same_number
 
-__all__ = ["fake_result", "replace_node"]
+__all__ = ["fake_result", "replace_node", "views_of"]
 
 
 def replace_node(old: Node, new: Node) -> bool:
@@ -28,7 +28,7 @@ def replace_node(old: Node, new: Node) -> bool:
     if _begins_alike(old, new):
         old.replace_all_uses_with(new)
         return True
-    views = _views(old)
+    views = views_of(old)
     if any(addresses_storage(user.target) for node in (old, *views) for user in node.users):
         return False
     values = {old: new.meta.get("val")}
@@ -64,7 +64,7 @@ def _begins_alike(old: Node, new: Node) -> bool:
     return len(mine) == len(other) and all(same_number(a, b) for a, b in zip(mine, other, strict=True))
 
 
-def _views(node: Node) -> list[Node]:
+def views_of(node: Node) -> list[Node]:
     """The tensors that are views of a node, of views of it, and so on, each after what it views."""
     found = [node]
     for base in found:

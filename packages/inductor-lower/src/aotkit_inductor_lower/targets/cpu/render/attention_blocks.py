@@ -33,6 +33,7 @@ __all__ = ["CHAIN", "ROWS", "AttentionBlocks", "lanes_of"]
 
 ROWS = 6  # of a product
 CHAIN = 128  # products that are added up before they go to memory
+HEAD_CHAIN = 64  # the same of numbers of a head: of less, panels of 16 would go there and back four times as often
 FLOAT = 4  # bytes
 _TURNED = 8  # sides of squares that are turned over, see :mod:`.product`
 
@@ -198,13 +199,60 @@ class AttentionBlocks:
         self.call(name, parameters, (*left, right, count, *sums), write)
 
     def _write_product(self, vectors: int, adds: bool, em: Emitter, lanes: Lanes) -> None:
-        starts = [em.element("float", Ssa("%left", "ptr"), em.mul(Ssa("%row", "i64"), imm(r))) for r in range(ROWS)]
+        starts = self._starts(em, Ssa("%row", "i64"))
+        sums = [Ssa("zeroinitializer", lanes.floats)] * (ROWS * vectors)
+        panel, count = Ssa("%panel", "ptr"), Ssa("%count", "i64")
+        sums = self._summed(em, lanes, (starts, Ssa("%step", "i64")), panel, count, sums)
+        self._store_sums(em, lanes, sums, adds)
+
+    def multiply_heads(self, left: tuple[Ssa, int], right: Ssa, sums: tuple[Ssa, Ssa], vectors: int) -> None:
+        """Six lines of a copy, whose panels are so far apart, times vectors of a panel of lines that are turned over.
+        Sums of some panels stay in registers, see :data:`HEAD_CHAIN`."""
+        em, width = self.em, self.width
+        parameters = "ptr %left, i64 %apart, ptr %panel, ptr %sums, i64 %line"
+        for first in range(0, self.head, max(HEAD_CHAIN, width)):
+            count, added = min(max(HEAD_CHAIN, width), self.head - first), first > 0
+            name = f"product_{self.lanes}x{vectors}_of_{count}{'_added' if added else ''}"
+            given = (
+                em.element("float", left[0], imm(first // width * left[1])),
+                imm(left[1]),
+                em.element("float", right, imm(first * width)),
+                *sums,
+            )
+            self.call(name, parameters, given, functools.partial(self._write_product_of_heads, vectors, count, added))
+
+    def _write_product_of_heads(self, vectors: int, count: int, adds: bool, em: Emitter, lanes: Lanes) -> None:
+        starts, width = self._starts(em, imm(self.width)), self.width
+        whole = count // width
+
+        def panel(p: Ssa, count: int, sums: list[Ssa]) -> list[Ssa]:
+            inside = em.mul(p, Ssa("%apart", "i64"))
+            left = [em.element("float", start, inside) for start in starts]
+            right = em.element("float", Ssa("%panel", "ptr"), em.mul(p, imm(width * width)))
+            return self._summed(em, lanes, (left, imm(1)), right, imm(count), sums)
+
+        zero = Carried(lanes.floats, Ssa("zeroinitializer", lanes.floats))
+        carried = [zero] * (ROWS * vectors)
+        sums = em.loop(imm(0), imm(whole), 1, carried, lambda p, now: panel(p, width, now), "panel")
+        if count % width:
+            sums = panel(imm(whole), count % width, sums)
+        self._store_sums(em, lanes, sums, adds)
+
+    @staticmethod
+    def _starts(em: Emitter, row: Ssa) -> list[Ssa]:
+        """Where six lines of the left factor begin."""
+        return [em.element("float", Ssa("%left", "ptr"), em.mul(row, imm(r))) for r in range(ROWS)]
+
+    def _summed(
+        self, em: Emitter, lanes: Lanes, left: tuple[Sequence[Ssa], Ssa], panel: Ssa, count: Ssa, sums: list[Ssa]
+    ) -> list[Ssa]:
+        """Products of six lines, with the step to the next number, and a panel of ``count`` lines, added to sums."""
+        starts, along_step = left
+        vectors = len(sums) // ROWS
 
         def step(k: Ssa, sums: list[Ssa]) -> list[Ssa]:
-            along, line = em.mul(k, Ssa("%step", "i64")), em.mul(k, imm(self.width))
-            places = (
-                em.element("float", Ssa("%panel", "ptr"), em.add(line, imm(v * self.lanes))) for v in range(vectors)
-            )
+            along, line = em.mul(k, along_step), em.mul(k, imm(self.width))
+            places = (em.element("float", panel, em.add(line, imm(v * self.lanes))) for v in range(vectors))
             right = [lanes.load(place) if self.group == 1 else lanes.load_pairs(place) for place in places]
             multiply = lanes.fma if self.group == 1 else lanes.dot
             made: list[Ssa] = []
@@ -214,8 +262,10 @@ class AttentionBlocks:
                 made += [multiply(number, right[v], sums[len(made) + v]) for v in range(vectors)]
             return made
 
-        zero = Carried(lanes.floats, Ssa("zeroinitializer", lanes.floats))
-        sums = em.loop(imm(0), Ssa("%count", "i64"), 1, [zero] * (ROWS * vectors), step, "k")
+        return em.loop(imm(0), count, 1, [Carried(lanes.floats, value) for value in sums], step, "k")
+
+    def _store_sums(self, em: Emitter, lanes: Lanes, sums: Sequence[Ssa], adds: bool) -> None:
+        vectors = len(sums) // ROWS
         for r in range(ROWS):
             line = em.element("float", Ssa("%sums", "ptr"), em.mul(Ssa("%line", "i64"), imm(r)))
             for v in range(vectors):
@@ -238,11 +288,8 @@ class AttentionBlocks:
 
             def tile(row: Ssa, _: list[Ssa]) -> list[Ssa]:
                 place = em.element("float", sums[0], em.add(em.mul(row, imm(sums[1])), first))
-                for p in range(self.panels):
-                    offset = em.add(em.mul(row, imm(self.width)), imm(p * left[1] * self.width))
-                    factor = em.element("float", left[0], offset), imm(self.width), imm(1)
-                    own = em.element("float", right, imm(p * self.width * self.width))
-                    self.multiply(factor, own, imm(self.filled(p)), (place, imm(sums[1])), vectors, adds=p > 0)
+                lines = em.element("float", left[0], em.mul(row, imm(self.width)))
+                self.multiply_heads((lines, left[1] * self.width), right, (place, imm(sums[1])), vectors)
                 return []
 
             em.loop(imm(0), rows, ROWS, [], tile if self.group == 1 else tile_of_pairs, "tile")
