@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import aotkit
-from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes
+from aotkit_inductor_lower.targets.cpu.products import multiplies_few_bytes
 from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
 with warnings.catch_warnings():
@@ -53,5 +53,5 @@ def test_layers_are_products_that_read_the_narrow_weights(
     assert (got.double() - true).norm() <= 1.1 * (want.double() - true).norm()  # what quantizing costs, no more
     (graph,) = recorder.graphs
     machine = cpu_target().machine
-    if multiplies_bytes(machine) if name == "int8, dynamic" else machine.has("fma") and machine.vector_bits >= 256:
+    if multiplies_few_bytes(machine) if name == "int8, dynamic" else machine.has("fma") and machine.vector_bits >= 256:
         assert not graph.report.externs and graph.report.kernel_count <= 1 + QUANTIZES.get(name, 0)

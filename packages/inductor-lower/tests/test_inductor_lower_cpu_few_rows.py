@@ -436,7 +436,7 @@ def test_columns_that_lie_apart_are_each_summed_once(
         written.append(self.spread)
         original(self, first, end)
 
-    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
+    monkeypatch.setattr(few_rows_along_sums, "IN_PAGES", AnyProcessor())
     monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
     for columns, summed in columns_and_sums:
         x, w = torch.randn(rows, summed).to(wide), (torch.randn(columns, summed) * 9).to(dtype)
@@ -460,7 +460,7 @@ def test_short_columns_are_asked_for_in_a_later_one(monkeypatch: pytest.MonkeyPa
         asked.append(self.later)
         original(self, ahead, column, copies)
 
-    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
+    monkeypatch.setattr(few_rows_along_sums, "IN_PAGES", AnyProcessor())
     monkeypatch.setattr(columns_apart.ColumnsApart, "ask_ahead", ask_ahead)
     for dtype, summed, later in (
         (torch.int8, 512, 4),

@@ -90,6 +90,7 @@ DRAWN: dict[str, list[Draw]] = {
     "product of bytes": [drawn_bytes(17, 50)],
     "few rows of bytes": [drawn_bytes(1, 16)],
     "few rows in digits": [drawn_four_bits(torch.bfloat16, 1, 1)],
+    "few rows in short digits": [drawn_four_bits(torch.bfloat16, 1, 1)],
     "few rows in pairs": [drawn_four_bits(torch.bfloat16, 2, 15)],
     "few rows in panels": [drawn_four_bits(torch.float32, 1, 15)],
     "few rows of halves": [drawn_few_rows(torch.bfloat16, "sums")],

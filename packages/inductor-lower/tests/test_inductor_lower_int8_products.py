@@ -19,11 +19,15 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
-from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes
+from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes, multiplies_few_bytes
 from aotkit_inductor_lower.targets.cpu.render.few_rows_of_bytes import FewRowsOfBytes
+from aotkit_inductor_lower.targets.cpu.render.few_rows_of_words import FewRowsOfWords
 from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
-needs_bytes = pytest.mark.skipif(  # an emulated processor is asked here as well
+needs_few_bytes = pytest.mark.skipif(  # an emulated processor is asked here as well
+    not multiplies_few_bytes(cpu_target().machine), reason="vectors of less than 256 bits"
+)
+needs_bytes = pytest.mark.skipif(
     not multiplies_bytes(cpu_target().machine), reason="no instructions for products of bytes"
 )
 
@@ -33,12 +37,15 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsOfBytes]:
     """The products of bytes that are written while a test runs."""
     found: list[FewRowsOfBytes] = []
 
-    class Noted(FewRowsOfBytes):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)  # type: ignore[arg-type]
-            found.append(self)
+    def noted(kind: type[FewRowsOfBytes]) -> Callable[..., FewRowsOfBytes]:
+        def write(*args: object) -> FewRowsOfBytes:
+            found.append(kind(*args))  # type: ignore[arg-type]
+            return found[-1]
 
-    monkeypatch.setattr(ways_module, "FewRowsOfBytes", Noted)
+        return write
+
+    for kind in (FewRowsOfBytes, FewRowsOfWords):
+        monkeypatch.setattr(ways_module, kind.__name__, noted(kind))
     return found
 
 
@@ -74,7 +81,7 @@ def equals_eager(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> Compile
     return made
 
 
-@needs_bytes
+@needs_few_bytes
 @pytest.mark.covers("F5f.31")
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16])
 def test_sums_are_exact_and_scaled_in_the_kernel(rows: int, written: list[FewRowsOfBytes]) -> None:
@@ -86,9 +93,9 @@ def test_sums_are_exact_and_scaled_in_the_kernel(rows: int, written: list[FewRow
     assert len(written) == len(sizes)
 
 
-@needs_bytes
+@needs_few_bytes
 @pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("cpu", ["znver4", "x86-64-v4"])
+@pytest.mark.parametrize("cpu", ["znver3", "znver4", "x86-64-v4"])
 def test_columns_in_order_or_several_at_once(cpu: str, rows: int, written: list[FewRowsOfBytes]) -> None:
     """As processors prefetch them: both give what the definition does."""
     program = parse_program(TEXT.replace("int8[3", f"int8[{rows}").replace("i < 3", f"i < {rows}"))
@@ -98,17 +105,29 @@ def test_columns_in_order_or_several_at_once(cpu: str, rows: int, written: list[
     x, w = some_bytes(rows, 40), some_bytes(70, 40)
     (got,) = bind_program(generate(scheduled, machine), redzones=True)([x, w])
     assert torch.equal(got, x.int() @ w.int().t())
-    assert (written[-1].group == 1) == (cpu == "znver4" and rows <= 2)
+    assert (written[-1].group == 1) == (cpu != "x86-64-v4" and rows <= 2)
 
 
-@needs_bytes
+@needs_few_bytes
+@pytest.mark.parametrize("rows", [1, 16])
+def test_few_rows_are_ours_without_being_asked_for(rows: int, written: list[FewRowsOfBytes]) -> None:
+    """Also where words are multiplied in the place of bytes."""
+    x, w = some_bytes(rows, 256), some_bytes(128, 256)
+    made = compile_graph(make_fx(lambda x, w: torch._int_mm(x, w.t()), tracing_mode="fake")(x, w))
+    assert isinstance(made, CompiledGraph) and not made.report().externs
+    assert torch.equal(made([x, w])[0], torch._int_mm(x, w.t()))
+    (one,) = written
+    assert isinstance(one, FewRowsOfWords) != multiplies_bytes(cpu_target().machine)
+
+
+@needs_few_bytes
 def test_the_left_bytes_may_be_far_apart(written: list[FewRowsOfBytes]) -> None:
     x, w = some_bytes(100, 3), some_bytes(40, 100)
     equals_eager(lambda x, w: torch._int_mm(x.t(), w.t()), x, w)
     assert len(written) == 1
 
 
-@needs_bytes
+@needs_few_bytes
 def test_activations_may_be_quantized_in_the_same_graph(written: list[FewRowsOfBytes]) -> None:
     """As torchao's dynamic configuration leaves it."""
 
@@ -127,7 +146,7 @@ def shifted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch._int_mm(unsigned, w.t()) - w.t().sum(dim=0, keepdim=True, dtype=torch.int32) * 128
 
 
-@needs_bytes
+@needs_few_bytes
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_bytes_that_were_shifted_for_the_processor_are_multiplied_as_they_were(
     rows: int, written: list[FewRowsOfBytes]
@@ -163,7 +182,7 @@ def test_what_only_looks_like_shifted_bytes_stays_as_it_is(given: str) -> None:
     equals_eager(f, some_bytes(3, 40), some_bytes(70, 40), some_bytes(70, 40))
 
 
-@needs_bytes
+@needs_few_bytes
 def test_products_that_share_shifted_bytes_read_them_as_they_were(written: list[FewRowsOfBytes]) -> None:
     """As queries, keys and values do. The shift is computed for who else asks for it."""
 
@@ -179,7 +198,7 @@ def test_products_that_share_shifted_bytes_read_them_as_they_were(written: list[
         assert isinstance(got, torch.Tensor) and torch.equal(got, want)
 
 
-@needs_bytes
+@needs_few_bytes
 def test_a_product_is_the_same_on_one_thread_and_on_two(threads: Callable[[int], None]) -> None:
     for rows in (3, 14):
         x, w = some_bytes(rows, 1000), some_bytes(3000, 1000)

@@ -25,6 +25,11 @@ from aotkit_inductor_lower.targets.cpu.choose_few_rows import FULL
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_digits import FewRowsInDigits, multiplies_digits
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
+from aotkit_inductor_lower.targets.cpu.render.few_rows_in_short_digits import (
+    FewRowsInShortDigits,
+    multiplies_short_digits,
+)
+from aotkit_inductor_lower.targets.cpu.render.groups_in_digits import GroupsInDigits
 from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
 aten = torch.ops.aten
@@ -33,8 +38,9 @@ needs_panels = pytest.mark.skipif(not panel_columns(), reason="ATen packs in no 
 needs_pairs = pytest.mark.skipif(  # an emulated processor is asked here as well
     not multiplies_pairs(cpu_target().machine), reason="not both of AVX-512's BF16 and VBMI"
 )
+HAS_DIGITS = multiplies_digits(cpu_target().machine) or multiplies_short_digits(cpu_target().machine)
 needs_digits = pytest.mark.skipif(
-    not multiplies_digits(cpu_target().machine), reason="not all of AVX-512's BF16, VBMI and VNNI"
+    not HAS_DIGITS, reason="neither all of AVX-512's BF16, VBMI and VNNI, nor AVX2 without AVX-512"
 )
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]
@@ -52,7 +58,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsInPanels]:
 
         return write
 
-    for kind in (FewRowsInPanels, FewRowsInPairs, FewRowsInDigits):
+    for kind in (FewRowsInPanels, FewRowsInPairs, FewRowsInDigits, FewRowsInShortDigits):
         monkeypatch.setattr(ways_module, kind.__name__, noted(kind))
     return found
 
@@ -163,7 +169,7 @@ def _with_spread(x: torch.Tensor, spread: int) -> torch.Tensor:
 
 @needs_panels
 @needs_digits
-@pytest.mark.parametrize("spread", [0, 6, 13, 14, 20, 60])
+@pytest.mark.parametrize("spread", [0, 6, 11, 12, 13, 14, 20, 60])
 def test_sums_of_a_group_are_exact_but_for_one_rounding(spread: int, panels: list[FewRowsInPanels]) -> None:
     """Whatever the sizes within a group are; eager's are not, so the bound is that of a sum in float32."""
     for group in (32, 64, 256):
@@ -176,7 +182,7 @@ def test_sums_of_a_group_are_exact_but_for_one_rounding(spread: int, panels: lis
         packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
         scales = torch.tensor([1.0, 0.0]).bfloat16().expand(512 // group, 64, 2).contiguous()
         made = compiled(of_group(group), x, packed, scales)
-        assert isinstance(panels[-1], FewRowsInDigits)
+        assert isinstance(panels[-1], GroupsInDigits)
         got, weight = run(made, x, packed, scales).double(), numbers.double() - 8
         true, sizes = x.double() @ weight.t(), x.double().abs() @ weight.abs().t()
         assert ((got - true).abs() <= true.abs() * 2.0**-8 + sizes * 2.0**-20).all()
@@ -185,7 +191,7 @@ def test_sums_of_a_group_are_exact_but_for_one_rounding(spread: int, panels: lis
 
 @needs_panels
 @needs_digits
-@pytest.mark.parametrize("size", [2.0**-20, 2.0**-13, 2.0**-15, 1.0])
+@pytest.mark.parametrize("size", [2.0**-20, 2.0**-11, 2.0**-13, 2.0**-15, 1.0])
 def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list[FewRowsInPanels]) -> None:
     """The weight of the large one is 0, so that the small ones are all that is left."""
     x = (torch.rand(1, 128) + 1).mul(size).bfloat16()
@@ -195,7 +201,7 @@ def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list
     packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
     scales = torch.tensor([0.5, 0.0]).bfloat16().expand(2, 64, 2).contiguous()
     got = run(compiled(of_group(64), x, packed, scales), x, packed, scales).double()
-    assert isinstance(panels[-1], FewRowsInDigits)
+    assert isinstance(panels[-1], GroupsInDigits)
     true = x.double() @ (numbers.double() - 8).t() * 0.5
     assert ((got - true).abs() <= true.abs() * 2.0**-8).all()
 
@@ -224,6 +230,17 @@ def test_levels_of_x86_read_them_too(rows: int, panels: list[FewRowsInPanels]) -
         made = compiled(of_group(64), *args, processor="x86-64-v3")
         check_near(run(made, *args), int4(args[0], args[1], 64, args[2]), args[0].double() @ weight.t())
     assert len(panels) == len(TYPES) and not any(p.looked_up for p in panels)
+
+
+@needs_panels
+@needs_digits
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+def test_one_row_of_bfloat16_is_multiplied_in_digits(group: int, panels: list[FewRowsInPanels]) -> None:
+    """And nothing else, whose numbers have more bits or which has more rows."""
+    for dtype, rows in ((torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 1)):
+        args, weight = operands(rows, 64, 512, group, dtype)
+        check_near(run(compiled(of_group(group), *args), *args), of_group(group)(*args), args[0].double() @ weight.t())
+        assert isinstance(panels[-1], GroupsInDigits) == ((dtype, rows) == (torch.bfloat16, 1))
 
 
 @needs_panels

@@ -30,7 +30,7 @@ from ...symbolic import Symbol, product
 from ...target import Choice
 from .machine import Machine
 
-__all__ = ["AMD", "FEW_FOR_TILES", "FEW_ROWS", "LEAST", "choose_few_rows", "lacks_float16", "lies_along"]
+__all__ = ["AMD", "FEW_FOR_TILES", "FEW_ROWS", "IN_PAGES", "LEAST", "choose_few_rows", "lacks_float16", "lies_along"]
 
 FEW_ROWS = 16
 FEW_FOR_TILES = 8  # rows up to which no tiles are as fast
@@ -38,6 +38,7 @@ WORTH_READING = 1 << 14  # elements of the matrix: a product of few rows with le
 UNKNOWN = 1024  # a size that is known at run time only
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 AMD = ("znver4", "znver5")  # with vectors of 512 bits
+IN_PAGES = ("znver3", *AMD)  # what fetches ahead up to the end of a page, see Note [Columns that lie apart]
 PACKED = "aten._weight_int4pack_mm_for_cpu.default"
 FULL = 16  # rows of which tile registers are full
 GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
@@ -62,10 +63,11 @@ def choose_few_rows(
     if of_four_bits and not 1 <= (rows or 0) <= FEW_ROWS:
         return Choice("aten", "a packed weight is read as it lies for a few rows, or into tiles")
     whole = contraction.accumulate is DType.I32
-    many = (rows or 0) > FEW_ROWS and (machine.has("amx-int8") or _is_for_bytes(contraction, buffers, machine))
+    bytes_ = whole and _is_for_bytes(contraction, buffers, machine)
+    many = (rows or 0) > FEW_ROWS and (machine.has("amx-int8") or (bytes_ and machine.has("avx512vnni")))
     if whole and many and options.contractions == "generated":  # oneDNN's are as fast
         return None
-    if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
+    if whole and not (1 <= (rows or 0) <= FEW_ROWS and bytes_):
         return Choice("aten", "products of bytes are ours for a few rows, by instructions for them")
     if rows is None or not 1 <= rows <= FEW_ROWS:
         return None
@@ -101,9 +103,9 @@ def _count_of_groups(call: ExternCall, buffers: Mapping[str, Buffer]) -> int:
 
 
 def _is_for_bytes(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine) -> bool:
-    """Whether a product of bytes can be written with such instructions."""
+    """Whether a product of bytes can be written with instructions for them, or for words."""
     along = lies_along(contraction.reduced, contraction.right, buffers)
-    return machine.vector_bits == 512 and machine.has("avx512vnni") and along and not contraction.batch
+    return machine.vector_bits >= 256 and along and not contraction.batch
 
 
 def _read_as_fast_by_aten(

@@ -26,6 +26,7 @@ __all__ += ["has_tiles", "has_tiles_of_bytes", "lies_along_columns"]
 __all__ += [
     "grouped_product",
     "multiplies_bytes",
+    "multiplies_few_bytes",
     "multiplies_pairs",
     "packed_form",
     "packed_right",
@@ -151,7 +152,7 @@ def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:
         return None
     site = few_rows(kernel)
     if site is not None and site.reduce.dtype is DType.I32:
-        return site if multiplies_bytes(target) and bytes_of(kernel, site) is not None else None
+        return site if multiplies_few_bytes(target) and bytes_of(kernel, site) is not None else None
     if not _may_be_packed(site):
         return site or _many_rows(kernel, target)
     return tiled_product(kernel, target) or (_many_rows(kernel, target) if _is_packed(kernel, target) else site)
@@ -232,6 +233,11 @@ def has_tiles_of_bytes(target: Machine) -> bool:
 def multiplies_bytes(target: Machine) -> bool:
     """Whether there are instructions for vectors of products of bytes."""
     return target.vector_bits == 512 and target.has("avx512vnni")
+
+
+def multiplies_few_bytes(target: Machine) -> bool:
+    """Whether there are such instructions, or at least such for words that bytes are widened to."""
+    return target.vector_bits >= 256
 
 
 def bytes_of(kernel: Kernel, site: FewRowsSite) -> tuple[Load, Load] | None:

@@ -25,6 +25,7 @@ from .products import (
     has_tiles_of_bytes,
     lies_along_columns,
     multiplies_bytes,
+    multiplies_few_bytes,
     product_form,
 )
 from .products import multiplies_pairs as multiplies_bfloat16
@@ -38,8 +39,15 @@ from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.few_rows_in_digits import FewRowsInDigits, multiplies_digits, suits_digits
 from .render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs, pairs_of
 from .render.few_rows_in_panels import FewRowsInPanels, panels_of
+from .render.few_rows_in_short_digits import (
+    COLUMNS,
+    FewRowsInShortDigits,
+    multiplies_short_digits,
+    suits_short_digits,
+)
 from .render.few_rows_of_bytes import FewRowsOfBytes
 from .render.few_rows_of_halves import FewRowsOfHalves, halves_of
+from .render.few_rows_of_words import FewRowsOfWords
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 from .render.product_in_groups import GroupedProductEmitter
@@ -86,7 +94,7 @@ def _product(kernel: Kernel, form: Form, target: Machine, known: dict[str, str])
 def _of_bytes(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
     if not isinstance(form, FewRowsSite) or form.reduce.dtype is not DType.I32:
         return None
-    return FewRowsOfBytes(kernel, form, target, known).emit
+    return (FewRowsOfBytes if multiplies_bytes(target) else FewRowsOfWords)(kernel, form, target, known).emit
 
 
 def _in_pairs(
@@ -99,6 +107,16 @@ def _in_pairs(
     if panels is None or byte is None:
         return None
     return (FewRowsInDigits if digits else FewRowsInPairs)(kernel, form, target, known, panels, byte).emit
+
+
+def _in_short_digits(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    if not isinstance(form, FewRowsSite) or not (multiplies_short_digits(target) and suits_short_digits(form)):
+        return None
+    panels = panels_of(kernel, form)
+    byte = None if panels is None else pairs_of(kernel, form, panels, COLUMNS)
+    if panels is None or byte is None:
+        return None
+    return FewRowsInShortDigits(kernel, form, target, known, panels, byte).emit
 
 
 def _in_panels(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
@@ -156,9 +174,10 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "product in pairs": (multiplies_bfloat16, functools.partial(_in_groups, 2)),
         "product of bytes": (_multiplies_bytes_on_vectors, functools.partial(_in_groups, 4)),
         "product": (_multiplies_and_adds, _product),
-        "few rows of bytes": (multiplies_bytes, _of_bytes),
+        "few rows of bytes": (multiplies_few_bytes, _of_bytes),
         "few rows in digits": (multiplies_digits, functools.partial(_in_pairs, digits=True)),
         "few rows in pairs": (multiplies_pairs, _in_pairs),
+        "few rows in short digits": (multiplies_short_digits, _in_short_digits),
         "few rows in panels": (_multiplies_and_adds, _in_panels),
         "few rows of halves": (_multiplies_and_adds, _of_halves),
         "few rows along columns": (_multiplies_and_adds, _along_columns),

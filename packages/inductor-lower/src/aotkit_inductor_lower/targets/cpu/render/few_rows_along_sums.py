@@ -10,7 +10,7 @@ from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
 from ....kernel_ir.walk import loops_of_values
-from ..choose_few_rows import AMD
+from ..choose_few_rows import IN_PAGES
 from ..machine import Machine
 from .body import emit_body
 from .columns_apart import APART, ColumnsApart
@@ -41,7 +41,7 @@ class FewRowsAlongSums(ColumnsApart):
         bytes_ = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
         self.group = 2 if bytes_ and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.together))
         few = not bytes_ or self.count <= MOST_BYTES_APART
-        self.spread = few and target.cpu in AMD and self.condition is None
+        self.spread = few and target.cpu in IN_PAGES and self.condition is None
         self.ahead = AHEAD
         if self.spread:
             self.group = APART

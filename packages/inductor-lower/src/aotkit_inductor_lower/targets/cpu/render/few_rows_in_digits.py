@@ -20,22 +20,19 @@ import functools
 from collections.abc import Sequence
 
 from ....kernel_ir.matmul_site import FewRowsSite
-from ....symbolic import Symbol
 from ..machine import Machine
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
-from .few_rows_in_pairs import BYTES, FewRowsInPairs, Place, multiplies_pairs
+from .few_rows_in_pairs import BYTES, FewRowsInPairs, multiplies_pairs
+from .few_rows_in_panels import Place
 from .few_rows_of_bytes import DOT
+from .groups_in_digits import DIGITS, GroupsInDigits
 
 __all__ = ["FewRowsInDigits", "multiplies_digits", "suits_digits"]
 
-DIGITS = 3
 REORDER = "llvm.x86.avx512.permvar.qi.512"
 STEPS = 4  # of the sum in one instruction
-BITS = 21  # the power of two that the largest number of a group becomes, or more
-LEAST = 27  # the biased exponent of 2**-100, below which Note [Pairs of steps] computes each weight
-FRACTION = 23  # bits of a float behind its exponent
 
 
 def multiplies_digits(target: Machine) -> bool:
@@ -48,99 +45,21 @@ def suits_digits(site: FewRowsSite) -> bool:
     return site.count == 1 and (site.inner[-1].extent.constant or 1) % 16 == 0
 
 
-class FewRowsInDigits(FewRowsInPairs):
+class FewRowsInDigits(GroupsInDigits, FewRowsInPairs):
     """Panel by panel, in whole numbers where these are exact."""
 
-    def allocate(self, pointers: dict[str, Ssa]) -> None:
-        """For each group the digits, what sums begin with, the power of two that undoes the first, and whether the
-        digits are the numbers."""
-        em, groups = self.em, self.before_first()
-        self.plane = em.mul(groups, self.padded())
-        self.digits = em.aligned(self.memory(em.add(em.mul(self.plane, imm(DIGITS)), imm(LINE))), LINE)
-        self.begins = self.memory(em.mul(groups, imm(4 * DIGITS)))
-        self.unit_of_group = self.memory(em.mul(groups, imm(4)))
-        self.exact = self.memory(groups)
-        super().allocate(pointers)
-
-    # -- the left factor -----------------------------------------------------------------------------------
-
-    def group_copied(self, start: Ssa, group: Ssa, largest: Ssa) -> None:
-        """Writes the digits of a group whose copy is at ``start``."""
-        em, ops = self.em, self.ops
-        bits = em.here("i32", f"bitcast {largest.typed} to i32")
-        exponent = em.here("i32", f"and {bits.typed}, {255 << FRACTION}")
-        em.declare("llvm.umax.i32", "i32", ["i32", "i32"])
-        exponent = em.here("i32", f"call i32 @llvm.umax.i32({exponent.typed}, i32 {LEAST << FRACTION})")
-        power = em.here("i32", f"sub i32 {((BITS + 2 * 127) << FRACTION) - (1 << 32)}, {exponent.text}")
-        unit = em.here("i32", f"sub {exponent.typed}, {BITS << FRACTION}")
-        em.effect(f"store {unit.typed}, ptr {em.element('i32', self.unit_of_group, group).text}")
-        scale = em.splat(em.here("float", f"bitcast {power.typed} to float"), self.across)
-        wide = vector_type("i32", self.across)
-        none = Ssa("zeroinitializer", wide)
-
-        def write(k: Ssa, before: list[Ssa]) -> list[Ssa]:
-            assert self.copied is not None
-            place = em.add(start, k)
-            scaled = ops.op("fmul", self.load(self.copied, place), scale)
-            rest = em.pure(wide, f"fptosi {scaled.typed} to {wide}", scaled)
-            back = em.pure(self.vector_type, f"sitofp {rest.typed} to {self.vector_type}", rest)
-            differs = ops.compare("fcmp une", back, scaled)
-            seen = ops.op("or", before[0], em.pure(wide, f"sext {differs.typed} to {wide}", differs))
-            sums = []
-            for digit, total in enumerate(before[1:]):
-                value = rest
-                if digit < DIGITS - 1:
-                    last = ops.convert("trunc", rest, "i8")
-                    value = em.pure(wide, f"sext {last.typed} to {wide}", last)
-                    rest = ops.op("ashr", ops.op("sub", rest, value), em.splat(imm(8, "i32"), self.across))
-                byte = ops.convert("trunc", value, "i8")
-                em.effect(f"store {byte.typed}, ptr {self._digit(digit, place).text}, align {self.across}")
-                sums.append(ops.op("add", total, value))
-            return [seen, *sums]
-
-        seen, *sums = em.loop(imm(0), self.padded(), self.across, carried([none] * (1 + DIGITS)), write, "digits")
-        for digit, total in enumerate(sums):
-            eightfold = em.here("i32", f"mul {self._lanes('add', total).typed}, -8")
-            place = em.add(em.mul(group, imm(DIGITS)), imm(digit))
-            em.effect(f"store {eightfold.typed}, ptr {em.element('i32', self.begins, place).text}")
-        exact = em.here("i1", f"icmp eq {self._lanes('or', seen).typed}, 0")
-        byte = em.here("i8", f"zext {exact.typed} to i8")
-        em.effect(f"store {byte.typed}, ptr {em.element('i8', self.exact, group).text}")
-
-    def _digit(self, digit: int, place: Ssa) -> Ssa:
-        return self.em.element("i8", self.digits, self.em.add(self.em.mul(self.plane, imm(digit)), place))
-
-    def _lanes(self, op: str, value: Ssa) -> Ssa:
-        symbol = f"llvm.vector.reduce.{op}.v{self.across}i32"
-        self.em.declare(symbol, "i32", [value.type])
-        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
+    bits, of_digit = 21, 8
 
     # -- sums ----------------------------------------------------------------------------------------------
 
-    def _sum_group(self, vector: Vector, rows: range, *, factored: bool) -> None:
-        if not factored:
-            super()._sum_group(vector, rows, factored=False)
-            return
-        group = self.ctx.symbols[Symbol(self.site.inner[0].symbol)]
-        flag = self.em.here("i8", f"load i8, ptr {self.em.element('i8', self.exact, group).text}")
-        exact = self.em.here("i1", f"icmp ne {flag.typed}, 0")
-        in_pairs = functools.partial(super()._sum_group, vector, rows, factored=True)
-        self.em.choose(exact, None, functools.partial(self._sum_whole_group, vector, rows, group), in_pairs)
-
-    def _sum_whole_group(self, vector: Vector, rows: range, group: Ssa) -> None:
-        """One group in whole numbers."""
-        em, each = self.em, self.places_of(vector, rows)
-        begins = []
-        for digit in range(DIGITS):
-            place = em.element("i32", self.begins, em.add(em.mul(group, imm(DIGITS)), imm(digit)))
-            begins += [em.splat(em.here("i32", f"load i32, ptr {place.text}"), self.across)] * len(each)
+    def whole_sums(self, vector: Vector, each: Sequence[Place], begins: Sequence[Ssa], unit: Ssa) -> list[Ssa]:
+        """Sums by groups of four steps."""
+        first = [self.em.splat(value, self.across) for value in begins for _ in each]
         size = self.ctx.scalar(self.site.inner[-1].extent)
         body = functools.partial(self._add_digits, vector, each)
-        sums = em.loop(imm(0), size, 2 * STEPS, carried(begins), body, "k")
-        unit = em.here("float", f"load float, ptr {em.element('float', self.unit_of_group, group).text}")
+        sums = self.em.loop(imm(0), size, 2 * STEPS, carried(first), body, "k")
         by_place = zip(*(sums[digit * len(each) :][: len(each)] for digit in range(DIGITS)), strict=True)
-        totals = [self._total(digits, em.splat(unit, self.across)) for digits in by_place]
-        self.add_groups(vector, each, self._in_order(totals), factored=True)
+        return self._in_order([self._total(digits, unit) for digits in by_place])
 
     def _add_digits(self, vector: Vector, each: Sequence[Place], k: Ssa, sums: list[Ssa]) -> list[Ssa]:
         for some in range(2):
@@ -186,7 +105,7 @@ class FewRowsInDigits(FewRowsInPairs):
 
     def _steps_of_left(self, digit: int, k: Ssa) -> Ssa:
         em = self.em
-        place = self._digit(digit, self.left_offset(imm(0), k))
+        place = self.digit(digit, self.left_offset(imm(0), k))
         steps = em.splat(em.here("i32", f"load i32, ptr {place.text}, align {STEPS}"), self.across)
         return em.pure(BYTES, f"bitcast {steps.typed} to {BYTES}", steps)
 

@@ -27,7 +27,7 @@ from .body import address_of
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
-from .few_rows_in_panels import FewRowsInPanels, Panels
+from .few_rows_in_panels import FewRowsInPanels, Panels, Place
 
 __all__ = ["FewRowsInPairs", "multiplies_pairs", "pairs_of"]
 
@@ -35,7 +35,6 @@ LEAST = "0x39B0000000000000"  # 2**-100
 DOT, LOOK_UP = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.x86.avx512.permvar.hi.512"
 PAIRS, WORDS, BYTES = (vector_type(*kind) for kind in (("bfloat", 32), ("i16", 32), ("i8", LINE)))
 UPPER = range(-8, 8)
-Place = tuple[int, int, int]  # row, part, vector
 
 
 def _bfloat16_bits(number: int) -> int:
@@ -55,11 +54,11 @@ def multiplies_pairs(target: Machine) -> bool:
     return target.vector_bits == 512 and target.has("avx512bf16") and target.has("avx512vbmi")
 
 
-def pairs_of(kernel: Kernel, site: FewRowsSite, panels: Panels) -> Load | None:
-    """The load whose bytes have the numbers of both parts of a panel, those of the second in the upper bits, if two
-    steps of the sum can be read at once: see Note [Pairs of steps]."""
+def pairs_of(kernel: Kernel, site: FewRowsSite, panels: Panels, columns: int = LINE // 2) -> Load | None:
+    """The load whose bytes have the numbers of both parts of a panel, those of the second in the upper bits, if such a
+    part has so many columns that several steps of the sum can be read at once: see Note [Pairs of steps]."""
     width, group = site.columns.extent.constant, site.inner[-1].extent.constant
-    if panels.bits is None or panels.parts.extent.constant != 2 or width != LINE // 2 or group is None or group % 4:
+    if panels.bits is None or panels.parts.extent.constant != 2 or width != columns or group is None or group % 4:
         return None
     byte = _byte_of(computed_by(kernel, panels.bits), panels)
     if byte is None or not _is_bfloat16(computed_by(kernel, site.left)):

@@ -33,7 +33,7 @@ from .emitter import Ssa, imm, vector_type
 from .few_rows import BLOCK, LINE, FewRowsEmitter, carried
 from .types import width
 
-__all__ = ["FewRowsInPanels", "Panels", "panels_of"]
+__all__ = ["FewRowsInPanels", "Panels", "Place", "panels_of"]
 
 MOST = 4  # halves, or other parts, of a panel that share bytes
 WIDEST = 64  # columns of a part
@@ -42,6 +42,7 @@ GROUPS_AHEAD = 2
 STEPS = 4  # of the sum at once
 FEWER = 5  # rows of a block with 16 registers
 LARGEST = "16.0"  # is no number of 4 bits
+Place = tuple[int, int, int]  # row, part, vector
 TABLE = ", ".join(f"float {number - 8}.0" for number in range(16))
 
 

@@ -22,7 +22,7 @@ from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
 from ....symbolic import to_expr
-from ..choose_few_rows import AMD
+from ..choose_few_rows import IN_PAGES
 from ..machine import Machine
 from ..products import bytes_of
 from .body import emit_body
@@ -42,9 +42,10 @@ DOT = "llvm.x86.avx512.vpdpbusd.512"
 
 
 class FewRowsOfBytes(FewRowsEmitter):
-    """A few columns at once, see Note [Products of bytes]."""
+    """A few columns at once, see Note [Products of bytes]. ``step``: bytes of a vector along the sum; ``apart``: sums
+    of a column beside those of rows."""
 
-    strip = STRIP
+    strip, apart = STRIP, 1
 
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, site, target, declarations)
@@ -52,10 +53,11 @@ class FewRowsOfBytes(FewRowsEmitter):
         assert found is not None
         self.left_byte, self.right_byte = found
         self.left, self.right = (self.left_byte,), (self.right_byte,)
-        in_order = target.cpu in AMD and self.count <= MOST_IN_ORDER
-        self.group = 1 if in_order else max(1, min(4, 3 * self.registers // 4 // (self.together + 1)))
+        in_order = target.cpu in IN_PAGES and self.count <= MOST_IN_ORDER
+        self.group = 1 if in_order else max(1, min(4, 3 * self.registers // 4 // (self.together + self.apart)))
         self.ahead = AHEAD_IN_ORDER if in_order else AHEAD
-        self.bytes_type = vector_type("i8", BYTES)
+        self.step = BYTES
+        self.bytes_type = vector_type("i8", self.step)
 
     def loads_left(self) -> bool:
         """It is copied without signs."""
@@ -63,8 +65,8 @@ class FewRowsOfBytes(FewRowsEmitter):
 
     def padded(self) -> Ssa:
         """Steps of the sum, in whole vectors of bytes."""
-        size = self.em.add(self.ctx.scalar(self.site.inner[-1].extent), imm(BYTES - 1))
-        return self.em.round_down(size, BYTES)
+        size = self.em.add(self.ctx.scalar(self.site.inner[-1].extent), imm(self.step - 1))
+        return self.em.round_down(size, self.step)
 
     def left_offset(self, row: Ssa, k: Ssa) -> Ssa:
         """One row after the other, in bytes."""
@@ -80,25 +82,29 @@ class FewRowsOfBytes(FewRowsEmitter):
 
         def copy(end: Ssa | None, row: Ssa, k: Ssa, _: list[Ssa]) -> list[Ssa]:
             assert self.copied is not None
-            value = self._byte_vector(self.left_byte, row, self.some(Vector(self.inner, k, BYTES, 1), end), k)
-            unsigned = self.ops.op("xor", value, em.splat(imm(-128, "i8"), BYTES))
-            place = em.element("i8", self.copied, self.left_offset(row, k))
-            em.effect(f"store {unsigned.typed}, ptr {place.text}, align {ALIGNED}")
+            value = self.byte_vector(self.left_byte, row, self.some(Vector(self.inner, k, self.step, 1), end), k)
+            self.keep(value, self.copied, self.left_offset(row, k))
             return []
 
         def copy_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
             size = self.ctx.scalar(self.site.inner[0].extent)
-            whole = em.round_down(size, BYTES)
-            em.loop(imm(0), whole, BYTES, [], functools.partial(copy, None, row), "k")
-            return em.loop(whole, size, BYTES, [], functools.partial(copy, size, row), "k")
+            whole = em.round_down(size, self.step)
+            em.loop(imm(0), whole, self.step, [], functools.partial(copy, None, row), "k")
+            return em.loop(whole, size, self.step, [], functools.partial(copy, size, row), "k")
 
         return em.loop(imm(0), imm(self.count), 1, [], copy_row, "row")
 
-    def _byte_vector(self, load: Load, row: Ssa | None, vector: Vector, k: Ssa) -> Ssa:
+    def keep(self, value: Ssa, copied: Ssa, offset: Ssa) -> None:
+        """Writes bytes of the left factor as they will be multiplied: without signs."""
+        unsigned = self.ops.op("xor", value, self.em.splat(imm(-128, "i8"), self.step))
+        place = self.em.element("i8", copied, offset)
+        self.em.effect(f"store {unsigned.typed}, ptr {place.text}, align {ALIGNED}")
+
+    def byte_vector(self, load: Load, row: Ssa | None, vector: Vector, k: Ssa) -> Ssa:
         """Bytes along the sum, zeros behind its end."""
         self.enter(row, vector, k)
         emit_body(self.ctx, (load,))
-        value = self.ctx.part(load.result, 0, BYTES)
+        value = self.ctx.part(load.result, 0, self.step)
         if vector.tail is not None:
             value = self.ops.select(vector.tail, value, Ssa("zeroinitializer", self.bytes_type))
         self.leave()
@@ -119,33 +125,40 @@ class FewRowsOfBytes(FewRowsEmitter):
 
     def _sum_block(self, first: Ssa, columns: int, at: Ssa, rows: range) -> None:
         """Some columns, for some rows and for the number that was added to each byte."""
-        em, each = self.em, len(rows) + 1
+        em, each = self.em, len(rows) + self.apart
         size = self.ctx.scalar(self.site.inner[0].extent)
-        whole = em.round_down(size, BYTES)
+        whole = em.round_down(size, self.step)
         body = functools.partial(self._add_bytes, columns, at, rows)
         sums = [self.zero()] * (each * columns)
-        sums = em.loop(imm(0), whole, BYTES, carried(sums), functools.partial(body, None), "k")
-        sums = em.loop(whole, size, BYTES, carried(sums), functools.partial(body, size), "k")
+        sums = em.loop(imm(0), whole, self.step, carried(sums), functools.partial(body, None), "k")
+        sums = em.loop(whole, size, self.step, carried(sums), functools.partial(body, size), "k")
         for column in range(columns):
-            *totals, added = (self._total(value) for value in sums[column * each : (column + 1) * each])
-            for row, total in zip(rows, totals, strict=True):
+            totals = [self._total(value) for value in sums[column * each : (column + 1) * each]]
+            for row, total in zip(rows, totals, strict=False):
                 offset = em.add(imm(row * self.strip), em.add(em.sub(at, first), imm(column)))
-                value = em.here(self.element, f"sub {total.typed}, {added.text}")
+                value = em.here(self.element, f"sub {total.typed}, {totals[-1].text}") if self.apart else total
                 em.effect(f"store {value.typed}, ptr {self.at(self.sums, offset).text}")
 
     def _add_bytes(self, columns: int, at: Ssa, rows: range, end: Ssa | None, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
-        em, each, result = self.em, len(rows) + 1, list(sums)
-        vector = self.some(Vector(self.inner, k, BYTES, 1), end)
-        left = [self._copied_bytes(row, k) for row in rows]
-        left.append(em.splat(imm(-128, "i8"), BYTES))  # 128, without a sign
+        em, each, result = self.em, len(rows) + self.apart, list(sums)
+        vector = self.some(Vector(self.inner, k, self.step, 1), end)
+        left = self.factors(rows, k)
         for column in range(columns):
             self.ctx.symbols[self.columns] = em.add(at, imm(column))
-            right = self._byte_vector(self.right_byte, None, vector, k)
+            right = self.widened(self.byte_vector(self.right_byte, None, vector, k))
             if end is None and rows.start == 0:
                 self._ask_ahead(vector, k)
             for row, value in enumerate(left):
-                result[column * each + row] = self._dot(result[column * each + row], value, right)
+                result[column * each + row] = self.dot(result[column * each + row], value, right)
         return result
+
+    def factors(self, rows: range, k: Ssa) -> list[Ssa]:
+        """What vectors of the matrix are multiplied with: some rows, and the number that was added to their bytes."""
+        return [*(self._copied_bytes(row, k) for row in rows), self.em.splat(imm(-128, "i8"), self.step)]
+
+    def widened(self, right: Ssa) -> Ssa:
+        """Bytes of the matrix as they are multiplied."""
+        return right
 
     def _copied_bytes(self, row: int, k: Ssa) -> Ssa:
         assert self.copied is not None
@@ -157,7 +170,7 @@ class FewRowsOfBytes(FewRowsEmitter):
         self.prefetch(to_expr(self.ahead), 1, 2)
         self.leave()
 
-    def _dot(self, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
+    def dot(self, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
         """Products of bytes, added to ``total`` in groups of four."""
         wide = self.vector_type
         self.em.declare(DOT, wide, [wide, self.bytes_type, self.bytes_type])
