@@ -17,13 +17,15 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of, without_single_iterations
-from ..passes import Decision, Pass, PassContext
+from ..passes import Decision, Fuel, Pass, PassContext
 from ..target import Choice
 from .computed_matrices import is_kept_matrix
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
 from .fold_pads import Pads
+from .fragments import Fragments
 from .inline_operands import Producers
+from .race import fragments_for, measured_choice, multiplications
 from .reshaped_views import through_views
 from .take_choice import listed, take_choice
 
@@ -39,15 +41,18 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     known = _with_views_of_constants(program) if ctx.options.pack_constants else buffers_of(program)
     views = {step.result: step for step in program.steps if isinstance(step, Alias)}
-    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views)
+    fragments = None if ctx.race is None else fragments_for(program, ctx)
+    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views, fragments=fragments)
     steps: list[Step] = []
     names = {step.name for step in program.steps}
     buffers, pads = program.buffers, None
     measured: dict[str, Choice] = {}
+    if fragments is not None:
+        chooser.measure_longest_first(program)
     for position, step in enumerate(program.steps):
         if is_convolution(step):
             pads = pads or Pads.of(program)
-            expanded = expand_convolution(position, step, pads, ctx, measured)
+            expanded = expand_convolution(position, step, pads, ctx, measured, fragments)
             steps += _named_apart(expanded.steps, names - {step.name})
             names.update(each.name for each in expanded.steps)
             buffers += expanded.buffers
@@ -81,6 +86,20 @@ class _Chooser:
     producers: Producers | None
     known: dict[str, Choice] = field(default_factory=dict)
     views: Mapping[str, Alias] = field(default_factory=dict)
+    fragments: Fragments | None = None
+
+    def measure_longest_first(self, program: Program) -> None:
+        """Ask about every product once, see Note [Measured choices]."""
+        trial = replace(self, ctx=replace(self.ctx, decisions=[], fuel=Fuel()), known={})
+        pads = Pads.of(program)
+        device = self.ctx.target.capabilities.device
+        work = {k: multiplications(step, self.buffers, device) for k, step in enumerate(program.steps)}
+        for position in sorted((k for k in work if work[k]), key=lambda k: -work[k]):
+            step = program.steps[position]
+            if is_convolution(step):
+                expand_convolution(position, step, pads, trial.ctx, {}, self.fragments)
+            elif isinstance(step, Contraction):
+                trial.chosen(position, step)
 
     def chosen(self, position: int, product: Contraction) -> Step:
         """What becomes of a contraction, the step at a position."""
@@ -92,10 +111,10 @@ class _Chooser:
         if self.is_summed_where_it_is_made(product) and take_choice(ctx, _SUMMED, product.name, call, product.name):
             return through_views(without_single_iterations(product.as_nest()), self.views, self.buffers)
         whole, producers = (product, ()) if self.producers is None else self.producers.inlined(position, product)
-        choice, key = self.choice(whole, call, producers)
-        if producers and choice.form != "aten" and not ctx.target.renders_product(whole.as_nest(), self.buffers):
+        choice, key = self.choice(position, whole, call, producers)
+        if producers and self.is_better_apart(choice, whole):
             whole, producers = product, ()
-            choice, key = self.choice(whole, call, producers)
+            choice, key = self.choice(position, whole, call, producers)
         if not take_choice(ctx, choice, product.name, call, key):
             return call
         if producers and ctx.fuel.take():
@@ -117,12 +136,38 @@ class _Chooser:
             return False
         return is_kept_matrix(self.producers.program, product, self.buffers, self.producers.dependencies, self.views)
 
-    def choice(self, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]) -> tuple[Choice, str]:
+    def is_better_apart(self, choice: Choice, whole: Contraction) -> bool:
+        """Whether a product is asked about without what computes its right factor, too."""
+        if choice.form == "aten":
+            return self.fragments is not None
+        return not self.ctx.target.renders_product(whole.as_nest(), self.buffers)
+
+    def choice(
+        self, position: int, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]
+    ) -> tuple[Choice, str]:
         """Who computes a product, and what the product is known by."""
         key = _operands(call, self.buffers) + "".join(f", of {nest.name}" for nest in producers)
         if key not in self.known:
             self.known[key] = self.ctx.target.choose(product, self.buffers, self.ctx.options, self.ctx.measure)
-        return self.known[key], key
+        if self.fragments is None:
+            return self.known[key], key
+        return self.measured(position, product, call, producers, self.known[key]), key
+
+    def measured(
+        self, position: int, product: Contraction, call: ExternCall, producers: Sequence[LoopNest], rule: Choice
+    ) -> Choice:
+        """Who computes a product, as measured with what is around it, or as the rule says."""
+        ctx, fragments = self.ctx, self.fragments
+        assert ctx.race is not None and fragments is not None
+        form = ctx.race.product_form(replace(product, library=call), self.buffers)
+
+        def cut() -> tuple[Program, ...] | str:
+            assert form is not None
+            own = replace(product, precision=form.precision, library=None if producers else call)
+            ways: tuple[Sequence[Step], ...] = (*producers[::-1], call), (own,)
+            return fragments.around(position, product.writes, ways, before=producers, alone=not ctx.options.fuse)
+
+        return measured_choice(ctx, rule, form, cut, PASS.name)
 
 
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:
