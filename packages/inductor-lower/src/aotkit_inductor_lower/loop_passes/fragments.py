@@ -143,6 +143,7 @@ class Fragments:
                 outputs.append(names[name])
             buffers.append(replace(buffer, name=names[name], kind=kind))
         renamed = tuple(_renamed(step, number, names) for number, step in enumerate(steps))
+        outputs.sort(key=lambda name: int(name[1:]))  # the same order, in whichever a way writes them
         return Program("fragment", tuple(inputs), tuple(buffers), renamed, tuple(map(BufferRef, outputs)))
 
     def _leaves(self, name: str, inside: Set[int]) -> bool:
