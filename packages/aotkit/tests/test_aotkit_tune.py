@@ -76,5 +76,6 @@ def test_explain_has_both_times_and_a_package_measures_nothing(asked: list[int],
 def test_the_mode_that_tunes_is_this_option(asked: list[int]) -> None:
     x = torch.randn(64, 64)
     ours = model()
-    assert_trains_as_eager(torch.compile(ours, backend="aotkit", options={"mode": "max-autotune-no-cudagraphs"}), ours, x)
+    options = {"mode": "max-autotune-no-cudagraphs"}
+    assert_trains_as_eager(torch.compile(ours, backend="aotkit", options=options), ours, x)
     assert asked

@@ -106,7 +106,8 @@ class MeasuredRace:
         if not _is_worth_it(parts):
             return None
         form = choose_convolution(parts, call, buffers, self._generated, self.machine, self.processor)
-        deep = any(loop.size != 1 for part in parts for loop in part.reduced + part.columns if loop.symbol in "co")
+        loops = [loop for part in parts for loop in (*part.rows, *part.columns, *part.reduced)]
+        deep = any(loop.size != 1 for loop in loops if loop.symbol in ("c", "o"))
         return None if form.form == "nest" and deep else form
 
     def attention_form(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice | None:
