@@ -23,9 +23,8 @@ from .computed_matrices import is_kept_matrix
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
 from .fold_pads import Pads
-from .fragments import Fragments
 from .inline_operands import Producers
-from .race import fragments_for, measured_choice, multiplications
+from .race import Measuring, Ways, longest_first
 from .reshaped_views import through_views
 from .take_choice import listed, take_choice
 
@@ -41,18 +40,18 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     known = _with_views_of_constants(program) if ctx.options.pack_constants else buffers_of(program)
     views = {step.result: step for step in program.steps if isinstance(step, Alias)}
-    fragments = None if ctx.race is None else fragments_for(program, ctx)
-    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views, fragments=fragments)
+    measuring = Measuring.of(program, ctx, PASS.name)
+    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views, measuring=measuring)
     steps: list[Step] = []
     names = {step.name for step in program.steps}
     buffers, pads = program.buffers, None
     measured: dict[str, Choice] = {}
-    if fragments is not None:
+    if measuring is not None:
         chooser.measure_longest_first(program)
     for position, step in enumerate(program.steps):
         if is_convolution(step):
             pads = pads or Pads.of(program)
-            expanded = expand_convolution(position, step, pads, ctx, measured, fragments)
+            expanded = expand_convolution(position, step, pads, ctx, measured, measuring)
             steps += _named_apart(expanded.steps, names - {step.name})
             names.update(each.name for each in expanded.steps)
             buffers += expanded.buffers
@@ -86,18 +85,16 @@ class _Chooser:
     producers: Producers | None
     known: dict[str, Choice] = field(default_factory=dict)
     views: Mapping[str, Alias] = field(default_factory=dict)
-    fragments: Fragments | None = None
+    measuring: Measuring | None = None
 
     def measure_longest_first(self, program: Program) -> None:
         """Ask about every product once, see Note [Measured choices]."""
         trial = replace(self, ctx=replace(self.ctx, decisions=[], fuel=Fuel()), known={})
         pads = Pads.of(program)
-        device = self.ctx.target.capabilities.device
-        work = {k: multiplications(step, self.buffers, device) for k, step in enumerate(program.steps)}
-        for position in sorted((k for k in work if work[k]), key=lambda k: -work[k]):
+        for position in longest_first(program, self.ctx.target.capabilities.device):
             step = program.steps[position]
             if is_convolution(step):
-                expand_convolution(position, step, pads, trial.ctx, {}, self.fragments)
+                expand_convolution(position, step, pads, trial.ctx, {}, self.measuring)
             elif isinstance(step, Contraction):
                 trial.chosen(position, step)
 
@@ -139,7 +136,7 @@ class _Chooser:
     def is_better_apart(self, choice: Choice, whole: Contraction) -> bool:
         """Whether a product is asked about without what computes its right factor, too."""
         if choice.form == "aten":
-            return self.fragments is not None
+            return self.measuring is not None
         return not self.ctx.target.renders_product(whole.as_nest(), self.buffers)
 
     def choice(
@@ -149,25 +146,32 @@ class _Chooser:
         key = _operands(call, self.buffers) + "".join(f", of {nest.name}" for nest in producers)
         if key not in self.known:
             self.known[key] = self.ctx.target.choose(product, self.buffers, self.ctx.options, self.ctx.measure)
-        if self.fragments is None:
-            return self.known[key], key
-        return self.measured(position, product, call, producers, self.known[key]), key
+        rule = self.known[key]
+        if self.measuring is None:
+            return rule, key
+        return self.measured(self.measuring, position, product, call, producers, rule), key
 
     def measured(
-        self, position: int, product: Contraction, call: ExternCall, producers: Sequence[LoopNest], rule: Choice
+        self,
+        measuring: Measuring,
+        position: int,
+        product: Contraction,
+        call: ExternCall,
+        producers: Sequence[LoopNest],
+        rule: Choice,
     ) -> Choice:
         """Who computes a product, as measured with what is around it, or as the rule says."""
-        ctx, fragments = self.ctx, self.fragments
-        assert ctx.race is not None and fragments is not None
-        form = ctx.race.product_form(replace(product, library=call), self.buffers)
 
-        def cut() -> tuple[Program, ...] | str:
-            assert form is not None
+        def form() -> Choice | None:
+            return measuring.race.product_form(product, self.buffers)
+
+        def ways(form: Choice) -> Ways:
             own = replace(product, precision=form.precision, library=None if producers else call)
-            ways: tuple[Sequence[Step], ...] = (*producers[::-1], call), (own,)
-            return fragments.around(position, product.writes, ways, before=producers, alone=not ctx.options.fuse)
+            before = producers[::-1]
+            alone = not self.ctx.options.fuse
+            return Ways(product.writes, (*before, call), (own,), before=before, alone=alone)
 
-        return measured_choice(ctx, rule, form, cut, PASS.name)
+        return measuring.choice(position, len(producers), rule, form, ways)
 
 
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:

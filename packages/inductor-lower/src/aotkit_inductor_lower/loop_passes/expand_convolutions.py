@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import Buffer, Contraction, ExternCall, Instr, Literal, Load, LoopNest, Program, Step, Store
+from ..ir import Buffer, Contraction, ExternCall, Instr, Literal, Load, LoopNest, Step, Store
 from ..ir.walk import loads, operands, without_single_iterations
 from ..lowering.convolutions import BACKWARD, CONVOLUTION, Parts, convolution_parts
 from ..passes import PassContext
 from ..target import Choice, Measure
 from .fold_pads import Pads
-from .fragments import Fragments
-from .race import measured_choice
+from .race import Measuring, Ways
 from .take_choice import take_choice
 from .unroll_taps import own_masks, sums_beside_each_other, taps_of, with_channels_together, written_out
 
@@ -51,10 +50,10 @@ def expand_convolution(
     pads: Pads,
     ctx: PassContext,
     known: dict[str, Choice],
-    fragments: Fragments | None = None,
+    measuring: Measuring | None = None,
 ) -> Expanded:
     """What becomes of a convolution, the step at a position, see Note [One call for three gradients]. ``known``: what
-    was measured of equal ones before. ``fragments``: of the program, where parts of it are measured."""
+    was measured of equal ones before. ``measuring``: where choices are measured."""
     buffers = pads.buffers
     call = step.library if isinstance(step, Contraction) else step
     assert isinstance(call, ExternCall)
@@ -66,7 +65,7 @@ def expand_convolution(
         if ctx.options.fuse:
             each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in each)
         if number != _BIAS or call.target == CONVOLUTION:
-            found = _taken(position, each, number, call, buffers, ctx, known, fragments)
+            found = _taken(position, each, number, call, buffers, ctx, known, measuring)
             if found is not None:
                 taken[number] = found
     wanted = {number for number, name in enumerate(call.results) if name is not None}
@@ -89,7 +88,7 @@ def _taken(
     buffers: Mapping[str, Buffer],
     ctx: PassContext,
     known: dict[str, Choice],
-    fragments: Fragments | None,
+    measuring: Measuring | None,
 ) -> Expanded | None:
     """What computes one result, if the target takes it."""
     products = [part for part in parts if isinstance(part, Contraction)]
@@ -102,14 +101,15 @@ def _taken(
         if key not in known:
             known[key] = _compared(choice, _narrowed(call, {number}), buffers, ctx.measure)
         choice = known[key]
-    if fragments is not None:
-        choice = _measured(position, parts, number, call, buffers, ctx, choice, fragments)
+    if measuring is not None:
+        choice = _measured(measuring, position, parts, number, call, buffers, ctx, choice)
     if not take_choice(ctx, choice, parts[0].name, call, what):
         return None
     return _as_form(choice, parts, number, buffers, ctx)
 
 
 def _measured(
+    measuring: Measuring,
     position: int,
     parts: Parts,
     number: int,
@@ -117,21 +117,19 @@ def _measured(
     buffers: Mapping[str, Buffer],
     ctx: PassContext,
     rule: Choice,
-    fragments: Fragments,
 ) -> Choice:
     """The faster one of ATen's call of one result and the kernels for it, or what the rule says."""
-    products = [part for part in parts if isinstance(part, Contraction)]
-    assert ctx.race is not None
-    form = ctx.race.convolution_form(products, call, buffers)
 
-    def cut() -> tuple[Program, ...] | str:
-        assert form is not None
-        own = _as_form(form, parts, number, buffers, ctx)
-        results = tuple(name for name in (_narrowed(call, {number}).results) if name is not None)
-        ways = ((_narrowed(call, {number}),), own.steps)
-        return fragments.around(position, results, ways, made=own.buffers, alone=not ctx.options.fuse)
+    def form() -> Choice | None:
+        products = [part for part in parts if isinstance(part, Contraction)]
+        return measuring.race.convolution_form(products, call, buffers)
 
-    return measured_choice(ctx, rule, form, cut, "choose-contractions")
+    def ways(form: Choice) -> Ways:
+        own, library = _as_form(form, parts, number, buffers, ctx), _narrowed(call, {number})
+        results = [name for name in library.results if name is not None]
+        return Ways(results, (library,), own.steps, made=own.buffers, alone=not ctx.options.fuse)
+
+    return measuring.choice(position, number, rule, form, ways)
 
 
 def _as_form(choice: Choice, parts: Parts, number: int, buffers: Mapping[str, Buffer], ctx: PassContext) -> Expanded:

@@ -13,8 +13,7 @@ from ..ir.walk import buffers_of, step_writes
 from ..lowering.attention import ATTENTIONS, Attention, attention_of
 from ..passes import Pass, PassContext
 from ..target import Choice
-from .fragments import Fragments
-from .race import fragments_for, measured_choice
+from .race import Measuring, Ways
 from .take_choice import listed, take_choice
 
 __all__ = ["PASS", "generate_attention"]
@@ -28,7 +27,7 @@ def generate_attention(program: Program, ctx: PassContext) -> Program:
         return program
     buffers, made = buffers_of(program), list(program.buffers)
     known: dict[object, Choice] = {}
-    fragments = None if ctx.race is None else fragments_for(program, ctx)
+    measuring = Measuring.of(program, ctx, PASS.name)
     steps: list[Step] = []
     for position, step in enumerate(program.steps):
         attention = None
@@ -42,8 +41,8 @@ def generate_attention(program: Program, ctx: PassContext) -> Program:
         if choice is None:
             there = {**buffers, **{buffer.name: buffer for buffer in scratch}}
             choice = ctx.target.choose_attention(nest, there, ctx.options)
-            if fragments is not None and not attention.own:  # of ours the call is no kernel
-                choice = _measured(position, attention, there, ctx, choice, fragments)
+            if measuring is not None and not attention.own:  # of ours the call is no kernel
+                choice = _measured(measuring, position, attention, there, choice)
             known[attention.form] = choice
         query, key, _ = attention.factors
         what = f"{attention.call.target} {query.dtype} {listed(query.sizes)} x {listed(key.sizes)}"
@@ -56,24 +55,18 @@ def generate_attention(program: Program, ctx: PassContext) -> Program:
 
 
 def _measured(
-    position: int,
-    attention: Attention,
-    buffers: Mapping[str, Buffer],
-    ctx: PassContext,
-    rule: Choice,
-    fragments: Fragments,
+    measuring: Measuring, position: int, attention: Attention, buffers: Mapping[str, Buffer], rule: Choice
 ) -> Choice:
     """The faster one of ATen's call and the nest, or what the rule says."""
-    assert ctx.race is not None
-    form = ctx.race.attention_form(attention.nest("highest")[0], buffers)
 
-    def cut() -> tuple[Program, ...] | str:
-        assert form is not None
+    def form() -> Choice | None:
+        return measuring.race.attention_form(attention.nest("highest")[0], buffers)
+
+    def ways(form: Choice) -> Ways:
         nest, scratch = attention.nest(form.precision)
-        ways = (attention.call,), (nest,)
-        return fragments.around(position, step_writes(attention.call), ways, made=scratch, alone=True)
+        return Ways(step_writes(attention.call), (attention.call,), (nest,), made=scratch, alone=True)
 
-    return measured_choice(ctx, rule, form, cut, PASS.name)
+    return measuring.choice(position, "", rule, form, ways)
 
 
 PASS = Pass(

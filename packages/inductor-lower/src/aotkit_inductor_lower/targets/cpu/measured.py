@@ -5,7 +5,8 @@ Note [Measuring on the CPU]
     which a generator of their own makes: nothing of the user's is read, and torch's generator stays as it is. The least
     time of each counts. With one thread it is the processor's time of this thread, so that what else runs on the
     machine matters little; with several the time that passes. Compiling and measuring together take :data:`BUDGET`
-    seconds for a graph (and what a last comparison takes longer); what is left then is chosen by rules.
+    seconds of this thread for a graph (and what a last comparison takes longer), whatever else runs; what is left then
+    is chosen by rules.
 
     Times are kept in the store of compiled programs, by the text of both fragments, the processor, its features and the
     number of threads. So another process measures nothing that was measured, in whichever graph it was. Compiled
@@ -83,7 +84,7 @@ class MeasuredRace:
     compiled: CompileProgram
     store: ObjectStore | None = None
     times: TimeInTurns = time_in_turns
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] = time.thread_time
     left: float = BUDGET
     known: dict[str, Times] = field(default_factory=dict)
 
