@@ -223,7 +223,7 @@ def test_nothing_is_measured_where_nothing_is_to_choose(
     assert judge.asked == 0 and not judge.programs
 
 
-def test_products_with_most_to_compute_with_all_their_equals_are_measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_most_with_all_its_equals_is_measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def growing(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(aten.mm(x, w) for w in weights)
 
