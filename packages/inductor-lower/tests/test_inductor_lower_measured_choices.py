@@ -212,6 +212,17 @@ def test_a_form_that_fails_is_atens_call(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_as_eager(compiled, layer, *LAYER)
 
 
+def test_convolutions_whose_sums_are_no_chain_keep_the_bits_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.conv2d(x, w),)
+
+    for channels, count in ((128, 1), (144, 0)):
+        image = torch.randn(1, channels, 8, 8).contiguous(memory_format=torch.channels_last)
+        judge = Judge(9e-6)
+        compiled = tuned(monkeypatch, judge, points, image, torch.randn(32, channels, 1, 1))
+        assert judge.asked == count and contractions(compiled)[0].fused == bool(count)
+
+
 @pytest.mark.parametrize(
     "options", [{"tune": False}, {"contractions": "aten"}, {"contractions": "generated"}, {"processor": "interpreter"}]
 )

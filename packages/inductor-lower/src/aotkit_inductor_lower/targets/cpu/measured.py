@@ -28,6 +28,7 @@ from ...ir import Buffer, BufferKind, CheckedIndex, Contraction, ExternCall, Loo
 from ...ir.print import print_program
 from ...ir.walk import contains, without_single_iterations
 from ...launch_plan.store import ObjectStore, program_digest
+from ...lowering.convolutions import CONVOLUTION
 from ...options import LowerOptions
 from ...symbolic import product
 from ...target import Choice, CompileProgram, Times
@@ -36,6 +37,7 @@ from .choose_attention import choose_attention
 from .choose_convolutions import choose_convolution
 from .machine import Machine
 from .products import product_of
+from .render.tile import CHUNK
 
 __all__ = ["BUDGET", "MeasuredRace", "TimeInTurns", "time_in_turns"]
 
@@ -103,13 +105,16 @@ class MeasuredRace:
         self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer]
     ) -> Choice | None:
         """The same of a result of a convolution. Of several channels there are tiles or nothing: plain loops would take
-        long to be measured, and never win."""
+        long to be measured, and never win. In a forward tiles of vectors have to sum in one chain, as by the rules, so
+        that results have eager's bits."""
         if not _is_worth_it(parts):
             return None
         form = choose_convolution(parts, call, buffers, self._generated, self.machine, self.processor)
         loops = [loop for part in parts for loop in (*part.rows, *part.columns, *part.reduced)]
         deep = any(loop.size != 1 for loop in loops if loop.symbol in ("c", "o"))
-        return None if form.form == "nest" and deep else form
+        sums = [product(loop.size for loop in part.reduced).constant or 0 for part in parts]
+        parted = form.form == "fma" and call.target == CONVOLUTION and max(sums) > CHUNK
+        return None if parted or (form.form == "nest" and deep) else form
 
     def attention_form(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice | None:
         """The same of ATen's fused attention."""
