@@ -33,7 +33,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     defaults = Settings()
     parser.add_argument("--models", nargs="+", choices=[*MODELS, *MORE], default=list(MODELS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--backends", nargs="+", default=list(defaults.backends), help="eager, inductor, aotkit, ...")
+    parser.add_argument(
+        "--backends", nargs="+", default=list(defaults.backends), help="eager, inductor, aotkit, aotkit+OPTION, ..."
+    )
     parser.add_argument("--rounds", type=int, default=defaults.rounds, help="interleaved rounds")
     parser.add_argument("--seconds", type=float, default=defaults.round_seconds, help="per backend and round")
     parser.add_argument("--precision", choices=PRECISIONS, default=defaults.precision, help="of products, or autocast")

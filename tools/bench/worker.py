@@ -68,7 +68,8 @@ class Worker:
         if self.backend != "eager":
             if self.backend.startswith("aotkit"):
                 import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
-            call = torch.compile(self.model, backend=self.backend)
+            name, _, option = self.backend.partition("+")  # aotkit+tune: with this option
+            call = torch.compile(self.model, backend=name, options={option: True} if option else None)
         self.step = make_step(self.model, call, self.batch, self.mode, self.precision == "autocast")
 
     def steady(self, seconds: float) -> dict[str, Any]:

@@ -43,7 +43,9 @@ class Options:
     (``"x86-64-v3"`` is AVX2). ``"interpreter"`` makes no code of this processor's kernels but interprets them (very
     slow: to look for a fault); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
     interpreter (slow: to look for a fault without a device).
-    ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate, once.
+    ``tune``: measure, once. On a CUDA device block sizes of kernels and which matrix products to generate; on the CPU
+    which products, convolutions and attention to generate, for about two seconds a graph (a forward, a backward).
+    What was measured is kept in the cache, for this processor and number of threads.
     ``contractions``: who computes products of matrices and convolutions. ``"auto"``: kernels of ours where they are
     faster, as measured with ``tune`` or known of the processor; ``"generated"``: these wherever there can be some;
     ``"aten"``: ATen alone.

@@ -7,7 +7,7 @@ and code of them. What comes out is data, which is bound. Nothing here knows whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -94,7 +94,7 @@ from .lowering.graph import lower_graph as lower_for
 from .options import LowerOptions, Processor
 from .passes import Decision, Fuel, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
 from .report import make_report, with_regions
-from .runtime import ArenaPool, bind_parts, bind_program
+from .runtime import ArenaPool, BoundProgram, bind_parts, bind_program
 from .targets.select import capabilities_for, start_workers, target_for, target_on
 
 __all__ = [
@@ -253,7 +253,7 @@ def compile_to_program(
     """
     options = options or LowerOptions()
     gm = with_fake_values(gm, example_inputs)
-    ctx = _context(gm, options, observer)
+    ctx = _context(gm, options, observer, object_store)
     graph = call_writers(gm, ctx)
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas or ArenaPool())
@@ -364,11 +364,28 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     return lower_for(gm, options, name, capabilities_for(gm, options))
 
 
-def _context(gm: GraphModule, options: LowerOptions, observer: Observer | None) -> PassContext:
+def _context(
+    gm: GraphModule, options: LowerOptions, observer: Observer | None, store: ObjectStore | None = None
+) -> PassContext:
     target = target_for(gm, options)
-    measure = target.measure(partial(_compile_call, options.processor)) if options.tune else None
+    ctx = PassContext.of(options, observer, target)
+    if options.tune:
+        compile_call, compile_part = partial(_compile_call, options.processor), partial(_compile_fragment, ctx)
+        race = target.race(compile_part, options, store)
+        ctx = replace(ctx, measure=target.measure(compile_call), race=race)
     released = (node.name for node in gm.graph.find_nodes(op="placeholder") if node.meta.get("released"))
-    return replace(PassContext.of(options, observer, target, measure), released=frozenset(released))
+    return replace(ctx, released=frozenset(released))
+
+
+def _compile_fragment(
+    ctx: PassContext, program: Program, constants: Mapping[str, torch.Tensor], behind: str
+) -> BoundProgram:
+    """A part of a program as the pass ``behind`` leaves it, compiled as the whole is: what is measured."""
+    options = replace(ctx.options, tune=False, verify=False, redzones=False, fuel=None)
+    own = replace(PassContext.of(options, None, ctx.target), constants=dict(constants))
+    left = [each.name for each in LOOP_PASSES].index(behind) + 1
+    scheduled = run_passes(LOOP_PASSES[left:], program, own, LOOP_LEVEL)
+    return bind_program(_generate(scheduled, own, None), own.constants)
 
 
 def _compile_call(

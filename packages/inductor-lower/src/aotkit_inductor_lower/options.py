@@ -32,7 +32,9 @@ class LowerOptions:
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
-    kept with the compiled program. ``contractions``: ``"generated"`` makes all products of matrices kernels that the
+    kept with the compiled program. On the CPU, measure which products, convolutions and attention to generate, each
+    with what is computed before and after it, for about two seconds a graph; times are kept in the store of compiled
+    programs. ``contractions``: ``"generated"`` makes all products of matrices kernels that the
     target has a form for, and on the CPU all convolutions, ``"aten"`` none, ``"auto"`` those that are faster: as
     measured, with ``tune``, or by what is known of the processor.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the

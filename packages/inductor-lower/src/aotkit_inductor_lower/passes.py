@@ -18,7 +18,7 @@ import torch
 from ._observer import Observer
 from .errors import UnknownPassError
 from .options import LowerOptions
-from .target import NO_MACHINE, Measure, Target
+from .target import NO_MACHINE, Measure, Race, Target
 
 __all__ = [
     "NO_FUEL",
@@ -117,7 +117,8 @@ class PassContext:
     program by the names of their buffers, of which a pass may add others.
 
     ``target``: what the program is compiled for, or :data:`.NO_MACHINE`. ``measure``: how long products of matrices
-    take there, if that is measured. ``released``: inputs that nobody but the call holds.
+    take there, if that is measured, and ``race``: how long parts of the program do. ``released``: inputs that nobody
+    but the call holds.
     """
 
     options: LowerOptions
@@ -126,6 +127,7 @@ class PassContext:
     decisions: list[Decision] = field(default_factory=list)
     target: Target = NO_MACHINE
     measure: Measure | None = None
+    race: Race | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     released: frozenset[str] = frozenset()
 

@@ -21,14 +21,18 @@ from .ir import Buffer, Contraction, ExternCall, LoopNest, Precision, Program
 from .kernel_ir.nodes import KernelModule
 from .kernel_ir.panels import Panels
 from .launch_plan import CompiledProgram
+from .launch_plan.store import ObjectStore
 from .ops.dtypes import DType
 from .options import LowerOptions
 
-__all__ = ["HOST", "HOST_SPLITS", "NO_MACHINE", "Capabilities", "Choice", "CompileCall", "Measure", "NoMachine"]
-__all__ += ["ProductSplit", "SplitPolicy", "Target", "choose_on_host", "on_host"]
+__all__ = ["HOST", "HOST_SPLITS", "NO_MACHINE", "Capabilities", "Choice", "CompileCall", "CompileProgram", "Measure"]
+__all__ += ["NoMachine", "ProductSplit", "Race", "SplitPolicy", "Target", "Times", "choose_on_host", "on_host"]
 
 #: Seconds of ATen's call of a product, and of the kernels generated for it.
 Measure = Callable[[ExternCall, Mapping[str, Buffer]], tuple[float, float]]
+#: Makes a program callable, in the boxed convention, with the tensors of its constants: a fragment of a graph, which is
+#: where the pass of this name leaves it.
+CompileProgram = Callable[[Program, Mapping[str, torch.Tensor], str], Callable[[list[Any]], list[Any]]]
 #: Compiles the call of an operator on tensors, with kernels where there can be some; gives a boxed callable.
 CompileCall = Callable[[Callable[..., Any], list[torch.Tensor]], Callable[[list[Any]], list[Any]]]
 
@@ -157,6 +161,37 @@ class Choice:
     unmeasured: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of ATen's call and of the kernels generated for it, with what is around it; ``None`` where that was not
+    measured, for this reason: ``why``. ``failed``: the kernels can't be made, or run. ``lasting``: it would be the same
+    another time."""
+
+    library: float | None = None
+    generated: float | None = None
+    why: str = ""
+    failed: bool = False
+    lasting: bool = False
+
+
+class Race(Protocol):
+    """Measures choices of one graph, see Note [Measured choices] in :mod:`.loop_passes.race`."""
+
+    def product_form(self, contraction: Contraction, buffers: Mapping[str, Buffer]) -> Choice | None:
+        """The form that competes with ATen's call of a product; ``None`` where none does."""
+
+    def convolution_form(
+        self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer]
+    ) -> Choice | None:
+        """The form for one result of a convolution or of its backward."""
+
+    def attention_form(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Choice | None:
+        """The form for an attention."""
+
+    def compare(self, library: Program, generated: Program, behind: str) -> Times:
+        """How long two programs take that compute the same, where the pass of this name leaves them."""
+
+
 class Target(Protocol):
     """A machine that kernels are generated for. ``id`` names it and is part of digests."""
 
@@ -210,6 +245,10 @@ class Target(Protocol):
 
     def measure(self, compiled: CompileCall) -> Measure | None:
         """How long products take, with a function that compiles one; ``None`` where nothing is gained by that."""
+
+    def race(self, compiled: CompileProgram, options: LowerOptions, store: ObjectStore | None) -> Race | None:
+        """What measures choices of one graph, with a function that compiles a part of it, and where times are kept;
+        ``None`` where nothing is."""
 
     def key(self, options: LowerOptions) -> str:
         """All that decides, beside the program, what is generated for it."""
@@ -292,6 +331,10 @@ class NoMachine:
         return Choice("aten", "the machine is not known")
 
     def measure(self, compiled: CompileCall) -> Measure | None:
+        """Nothing is measured."""
+        return None
+
+    def race(self, compiled: CompileProgram, options: LowerOptions, store: ObjectStore | None) -> Race | None:
         """Nothing is measured."""
         return None
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of, without_single_iterations
-from ..passes import Decision, Pass, PassContext
+from ..passes import Decision, Fuel, Pass, PassContext
 from ..target import Choice
 from .computed_matrices import is_kept_matrix
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
 from .fold_pads import Pads
 from .inline_operands import Producers
+from .race import Measuring, Ways, longest_first
 from .reshaped_views import through_views
 from .take_choice import listed, take_choice
 
@@ -39,15 +40,18 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     known = _with_views_of_constants(program) if ctx.options.pack_constants else buffers_of(program)
     views = {step.result: step for step in program.steps if isinstance(step, Alias)}
-    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views)
+    measuring = Measuring.of(program, ctx, PASS.name)
+    chooser = _Chooser(ctx, known, Producers.of(program) if fuses else None, views=views, measuring=measuring)
     steps: list[Step] = []
     names = {step.name for step in program.steps}
     buffers, pads = program.buffers, None
     measured: dict[str, Choice] = {}
+    if measuring is not None:
+        chooser.measure_longest_first(program)
     for position, step in enumerate(program.steps):
         if is_convolution(step):
             pads = pads or Pads.of(program)
-            expanded = expand_convolution(position, step, pads, ctx, measured)
+            expanded = expand_convolution(position, step, pads, ctx, measured, measuring)
             steps += _named_apart(expanded.steps, names - {step.name})
             names.update(each.name for each in expanded.steps)
             buffers += expanded.buffers
@@ -81,6 +85,18 @@ class _Chooser:
     producers: Producers | None
     known: dict[str, Choice] = field(default_factory=dict)
     views: Mapping[str, Alias] = field(default_factory=dict)
+    measuring: Measuring | None = None
+
+    def measure_longest_first(self, program: Program) -> None:
+        """Ask about every product once, see Note [Measured choices]."""
+        trial = replace(self, ctx=replace(self.ctx, decisions=[], fuel=Fuel()), known={})
+        pads = Pads.of(program)
+        for position in longest_first(program, self.ctx.target.capabilities.device):
+            step = program.steps[position]
+            if is_convolution(step):
+                expand_convolution(position, step, pads, trial.ctx, {}, self.measuring)
+            elif isinstance(step, Contraction):
+                trial.chosen(position, step)
 
     def chosen(self, position: int, product: Contraction) -> Step:
         """What becomes of a contraction, the step at a position."""
@@ -92,10 +108,10 @@ class _Chooser:
         if self.is_summed_where_it_is_made(product) and take_choice(ctx, _SUMMED, product.name, call, product.name):
             return through_views(without_single_iterations(product.as_nest()), self.views, self.buffers)
         whole, producers = (product, ()) if self.producers is None else self.producers.inlined(position, product)
-        choice, key = self.choice(whole, call, producers)
-        if producers and choice.form != "aten" and not ctx.target.renders_product(whole.as_nest(), self.buffers):
+        choice, key = self.choice(position, whole, call, producers)
+        if producers and self.is_better_apart(choice, whole):
             whole, producers = product, ()
-            choice, key = self.choice(whole, call, producers)
+            choice, key = self.choice(position, whole, call, producers)
         if not take_choice(ctx, choice, product.name, call, key):
             return call
         if producers and ctx.fuel.take():
@@ -117,12 +133,45 @@ class _Chooser:
             return False
         return is_kept_matrix(self.producers.program, product, self.buffers, self.producers.dependencies, self.views)
 
-    def choice(self, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]) -> tuple[Choice, str]:
+    def is_better_apart(self, choice: Choice, whole: Contraction) -> bool:
+        """Whether a product is asked about without what computes its right factor, too."""
+        if choice.form == "aten":
+            return self.measuring is not None
+        return not self.ctx.target.renders_product(whole.as_nest(), self.buffers)
+
+    def choice(
+        self, position: int, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]
+    ) -> tuple[Choice, str]:
         """Who computes a product, and what the product is known by."""
         key = _operands(call, self.buffers) + "".join(f", of {nest.name}" for nest in producers)
         if key not in self.known:
             self.known[key] = self.ctx.target.choose(product, self.buffers, self.ctx.options, self.ctx.measure)
-        return self.known[key], key
+        rule = self.known[key]
+        if self.measuring is None:
+            return rule, key
+        return self.measured(self.measuring, position, product, call, producers, rule), key
+
+    def measured(
+        self,
+        measuring: Measuring,
+        position: int,
+        product: Contraction,
+        call: ExternCall,
+        producers: Sequence[LoopNest],
+        rule: Choice,
+    ) -> Choice:
+        """Who computes a product, as measured with what is around it, or as the rule says."""
+
+        def form() -> Choice | None:
+            return measuring.race.product_form(product, self.buffers)
+
+        def ways(form: Choice) -> Ways:
+            own = replace(product, precision=form.precision, library=None if producers else call)
+            before = producers[::-1]
+            alone = not self.ctx.options.fuse
+            return Ways(product.writes, (*before, call), (own,), before=before, alone=alone)
+
+        return measuring.choice(position, len(producers), rule, form, ways)
 
 
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:

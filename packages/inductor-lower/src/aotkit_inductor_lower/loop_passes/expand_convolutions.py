@@ -19,6 +19,7 @@ from ..lowering.convolutions import BACKWARD, CONVOLUTION, Parts, convolution_pa
 from ..passes import PassContext
 from ..target import Choice, Measure
 from .fold_pads import Pads
+from .race import Measuring, Ways
 from .take_choice import take_choice
 from .unroll_taps import own_masks, sums_beside_each_other, taps_of, with_channels_together, written_out
 
@@ -43,9 +44,16 @@ class Expanded:
     buffers: tuple[Buffer, ...] = ()
 
 
-def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext, known: dict[str, Choice]) -> Expanded:
+def expand_convolution(
+    position: int,
+    step: Step,
+    pads: Pads,
+    ctx: PassContext,
+    known: dict[str, Choice],
+    measuring: Measuring | None = None,
+) -> Expanded:
     """What becomes of a convolution, the step at a position, see Note [One call for three gradients]. ``known``: what
-    was measured of equal ones before."""
+    was measured of equal ones before. ``measuring``: where choices are measured."""
     buffers = pads.buffers
     call = step.library if isinstance(step, Contraction) else step
     assert isinstance(call, ExternCall)
@@ -57,7 +65,7 @@ def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext, 
         if ctx.options.fuse:
             each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in each)
         if number != _BIAS or call.target == CONVOLUTION:
-            found = _taken(each, number, call, buffers, ctx, known)
+            found = _taken(position, each, number, call, buffers, ctx, known, measuring)
             if found is not None:
                 taken[number] = found
     wanted = {number for number, name in enumerate(call.results) if name is not None}
@@ -73,12 +81,14 @@ def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext, 
 
 
 def _taken(
+    position: int,
     parts: Parts,
     number: int,
     call: ExternCall,
     buffers: Mapping[str, Buffer],
     ctx: PassContext,
     known: dict[str, Choice],
+    measuring: Measuring | None,
 ) -> Expanded | None:
     """What computes one result, if the target takes it."""
     products = [part for part in parts if isinstance(part, Contraction)]
@@ -91,8 +101,40 @@ def _taken(
         if key not in known:
             known[key] = _compared(choice, _narrowed(call, {number}), buffers, ctx.measure)
         choice = known[key]
+    if measuring is not None:
+        choice = _measured(measuring, position, parts, number, call, buffers, ctx, choice)
     if not take_choice(ctx, choice, parts[0].name, call, what):
         return None
+    return _as_form(choice, parts, number, buffers, ctx)
+
+
+def _measured(
+    measuring: Measuring,
+    position: int,
+    parts: Parts,
+    number: int,
+    call: ExternCall,
+    buffers: Mapping[str, Buffer],
+    ctx: PassContext,
+    rule: Choice,
+) -> Choice:
+    """The faster one of ATen's call of one result and the kernels for it, or what the rule says."""
+
+    def form() -> Choice | None:
+        products = [part for part in parts if isinstance(part, Contraction)]
+        return measuring.race.convolution_form(products, call, buffers)
+
+    def ways(form: Choice) -> Ways:
+        own, library = _as_form(form, parts, number, buffers, ctx), _narrowed(call, {number})
+        results = [name for name in library.results if name is not None]
+        return Ways(results, (library,), own.steps, made=own.buffers, alone=not ctx.options.fuse)
+
+    return measuring.choice(position, number, rule, form, ways)
+
+
+def _as_form(choice: Choice, parts: Parts, number: int, buffers: Mapping[str, Buffer], ctx: PassContext) -> Expanded:
+    """What computes one result in a form."""
+    products = [part for part in parts if isinstance(part, Contraction)]
     if choice.form == "implicit":
         nests = (without_single_iterations(p.as_nest()) if isinstance(p, Contraction) else p for p in parts)
         return Expanded(tuple(nests))

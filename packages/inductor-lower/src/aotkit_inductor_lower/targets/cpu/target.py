@@ -12,9 +12,21 @@ from ...ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
 from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
+from ...launch_plan.store import ObjectStore
 from ...options import LowerOptions
 from ...passes import stage
-from ...target import HOST, HOST_SPLITS, Capabilities, Choice, CompileCall, Measure, SplitPolicy, choose_on_host
+from ...target import (
+    HOST,
+    HOST_SPLITS,
+    Capabilities,
+    Choice,
+    CompileCall,
+    CompileProgram,
+    Measure,
+    Race,
+    SplitPolicy,
+    choose_on_host,
+)
 from .choose_few_rows import AMD
 from .machine import Machine, host_machine, processor_machine
 from .tile_forms import FORMS
@@ -94,8 +106,17 @@ class CpuTarget:
         return Choice("aten", "matrix products are left to ATen")
 
     def measure(self, compiled: CompileCall) -> Measure | None:
-        """Nothing is measured."""
+        """Nothing: products are measured with what is around them, see :meth:`race`."""
         return None
+
+    def race(self, compiled: CompileProgram, options: LowerOptions, store: ObjectStore | None) -> Race | None:
+        """ATen's calls against kernels, on this processor, see Note [Measuring on the CPU]."""
+        if options.contractions != "auto" or not self.capabilities.contraction_forms:
+            return None
+        from .measured import MeasuredRace
+
+        key = f"{self.id} {self.key(options)} {self.processor} threads={torch.get_num_threads()}"
+        return MeasuredRace(self.machine, self.processor, key, options, compiled, store)
 
     def key(self, options: LowerOptions) -> str:
         """The machine, and which instructions ATen uses, which tells how it packs weights."""

@@ -10,9 +10,21 @@ from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
 from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
+from ...launch_plan.store import ObjectStore
 from ...native import host_processor
 from ...options import LowerOptions
-from ...target import HOST, HOST_SPLITS, Capabilities, Choice, CompileCall, Measure, SplitPolicy, choose_on_host
+from ...target import (
+    HOST,
+    HOST_SPLITS,
+    Capabilities,
+    Choice,
+    CompileCall,
+    CompileProgram,
+    Measure,
+    Race,
+    SplitPolicy,
+    choose_on_host,
+)
 
 __all__ = ["INTERPRETER", "InterpreterTarget"]
 
@@ -65,6 +77,10 @@ class InterpreterTarget:
         return choose_on_host(processor)
 
     def measure(self, compiled: CompileCall) -> Measure | None:
+        """Nothing is measured."""
+        return None
+
+    def race(self, compiled: CompileProgram, options: LowerOptions, store: ObjectStore | None) -> Race | None:
         """Nothing is measured."""
         return None
 

@@ -13,9 +13,10 @@ from ...kernel_ir.matmul_site import sum_of_products
 from ...kernel_ir.nodes import KernelModule
 from ...kernel_ir.panels import Panels
 from ...launch_plan import CompiledProgram
+from ...launch_plan.store import ObjectStore
 from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
-from ...target import Capabilities, Choice, CompileCall, Measure, ProductSplit, SplitPolicy
+from ...target import Capabilities, Choice, CompileCall, CompileProgram, Measure, ProductSplit, Race, SplitPolicy
 from .attention import FEW_QUERIES, choose_attention, computes_attention
 from .checks import check_device
 from .choose import choose_form, shares_launches
@@ -141,6 +142,10 @@ class TritonTarget:
 
         check_device(self.capabilities.device)
         return product_times(self.capabilities.device, compiled)
+
+    def race(self, compiled: CompileProgram, options: LowerOptions, store: ObjectStore | None) -> Race | None:
+        """Products are measured by themselves, see :meth:`measure`."""
+        return None
 
     def key(self, options: LowerOptions) -> str:
         """The architecture of the device, and options of kernels that the program does not show. Measured kernels are
