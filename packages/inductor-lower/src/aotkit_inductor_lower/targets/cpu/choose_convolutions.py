@@ -20,6 +20,12 @@ Note [Which convolutions are ours]
     for images of one row there, before which it copies into another layout (`--only mamba`, `--only sequence`: 1.3 to
     32 times its speed).
 
+    On AMD's processors with 256-bit vectors (measured on Zen 3) those along one dimension are ours in the same cases:
+    1.2 to 19 times ATen's speed. Of images those of few taps and :data:`WIDE` channels or more that lie together, and
+    their gradients by the image: 0.84 to 1.96 times, 1.3 in the mean (`--only depthwise`, both layouts). Of the
+    gradients by weights those of many taps: in rows of pixels, or with channels together for up to :data:`SMALL_IMAGE`
+    places, 1.1 to 3.2 times; there are too few registers for the sums of more.
+
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
     1.8 times oneDNN's speed.
@@ -45,7 +51,7 @@ from ...lowering.convolutions import CONVOLUTION
 from ...options import LowerOptions
 from ...symbolic import product
 from ...target import Choice
-from .choose_few_rows import AMD
+from .choose_few_rows import AMD, SHORT_AMD
 from .machine import Machine
 from .products import TiledProduct, multiplies_pairs, product_of
 from .render.tile import CHUNK
@@ -64,6 +70,8 @@ CACHED = 1 << 20  # elements
 SHORT_ROW = 8
 STEP_PLACES = 8
 FEW_IN_LINE = 6
+WIDE = 64  # channels from which 256-bit vectors pay
+SMALL_IMAGE = 256  # places
 
 
 def choose_convolution(
@@ -82,13 +90,16 @@ def choose_convolution(
     if not all(map(_is_depthwise, parts)):
         if all(_is_tiled(part, buffers, machine) for part in parts):
             return Choice(FORMS["highest"].name, "tile registers take less time than oneDNN's call")
-        if processor in AMD and machine.vector_bits == 512 and _is_of_points(parts, call, buffers, machine):
+        if _multiplies_points(parts[0].left.dtype, machine, processor) and _is_of_points(parts, call, buffers, machine):
             return Choice("fma", f"of one tap: kernels of ours take less time than oneDNN's on {processor}")
         return Choice("aten", "convolutions of several channels are left to ATen")
     if not _is_measured(parts[0].left.dtype, machine, processor):
         return Choice("aten", "depthwise convolutions of such numbers are measured on other processors only")
     line = all(len(buffers[part.writes[0]].sizes) == 3 for part in parts)
-    why = _slower_in_line(parts, call, buffers, processor) if line else _slower(parts, buffers)
+    if line:
+        why = _slower_in_line(parts, call, buffers, processor)
+    else:
+        why = _slower(parts, buffers, processor)
     return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
 
 
@@ -111,13 +122,20 @@ def _is_tiled(part: Contraction, buffers: Mapping[str, Buffer], machine: Machine
     return long and found.filled >= FILLED and batch * sizes[0] * sizes[1] * sizes[2] >= WORTH
 
 
+def _multiplies_points(dtype: DType, machine: Machine, processor: str) -> bool:
+    """Whether products of pixels are faster than oneDNN's convolutions on processors of this kind, as measured."""
+    if dtype is DType.BF16:
+        return machine.vector_bits == 256 and processor in SHORT_AMD
+    return machine.vector_bits == 512 and processor in AMD and dtype is DType.F32
+
+
 def _is_of_points(
     parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine
 ) -> bool:
     """Whether the result, or gradient by the image, is a product of the pixels with one tap, and large enough."""
     part = parts[0]
     sides = part.rows, part.columns, part.reduced
-    if len(parts) > 1 or part.left.dtype is not DType.F32 or _is_by_weights(part):
+    if len(parts) > 1 or _is_by_weights(part):
         return False
     if any(loop.symbol[0] == "k" and loop.size != 1 for loop in part.reduced) or _steps(part) > 1:
         return False
@@ -126,14 +144,14 @@ def _is_of_points(
         return False
     if product(buffers[part.writes[0]].sizes).constant != sizes[0] * sizes[1] * sizes[2]:
         return False  # the gradient by an image of which pixels are left out
-    chained = sizes[3] <= CHUNK or call.target != CONVOLUTION
+    chained = sizes[3] <= CHUNK or call.target != CONVOLUTION or part.left.dtype is DType.BF16
     return chained and isinstance(product_of(without_single_iterations(part.as_nest()), buffers, machine), MatmulSite)
 
 
 def _is_measured(dtype: DType, machine: Machine, processor: str) -> bool:
     """Whether depthwise convolutions of such numbers were compared with oneDNN's on processors of this kind."""
     if machine.vector_bits < 512:
-        return False
+        return machine.vector_bits == 256 and processor in SHORT_AMD and dtype in (DType.F32, DType.BF16)
     return dtype is DType.F32 or (dtype is DType.BF16 and processor in AMD and multiplies_pairs(machine))
 
 
@@ -149,13 +167,13 @@ def _slower_in_line(
     taps = _count(first.columns) if by_weights else sum(_count(part.reduced) for part in parts)
     images = {name for part in parts for name in (part.writes[0], *(load.buffer for load in loads(part.body)))}
     flat = all(buffers[name].strides[-1] == 1 for name in images)
-    if processor in AMD and taps <= (FEW_TAPS if by_weights or flat else FEW_IN_LINE):
+    if processor in (*AMD, *SHORT_AMD) and taps <= (FEW_TAPS if by_weights or flat else FEW_IN_LINE):
         return ""
     step = call.target == CONVOLUTION and _is_step(first, result)
     return "" if step else "along one dimension, of many taps or on a processor on which it was not measured"
 
 
-def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
+def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], processor: str) -> str:
     """Why ATen is as fast or faster for a depthwise convolution of images; ``""`` if it is not."""
     first = parts[0]
     narrow = first.left.dtype is DType.BF16
@@ -171,6 +189,8 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
         images, taps = result, sum(_count(part.reduced) for part in parts)
     together = images.strides[1] == 1
     strided = _steps(first) > 1
+    if processor in SHORT_AMD and (narrow or by_weights or not together or (images.sizes[1].constant or 0) < WIDE):
+        return _slower_in_short_vectors(images, taps, narrow, by_weights)
     if by_weights:
         taken = together or taps >= MANY_TAPS
         return "" if taken else "sums over pixels of a row, a few at a time"
@@ -183,6 +203,18 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
     if not together and ((strided and not narrow) or (result.sizes[-1].constant or 0) < SHORT_ROW):
         return "pixels of a row fill no vectors"
     return ""
+
+
+def _slower_in_short_vectors(images: Buffer, taps: int, narrow: bool, by_weights: bool) -> str:
+    """The same on processors with vectors of 256 bits, where it is not as with those of 512."""
+    together = images.strides[1] == 1
+    if narrow:  # ATen has no vectors for it
+        taken = together or (taps <= FEW_TAPS and not by_weights)
+        return "" if taken else "sums over many taps or pixels of a row"
+    if not by_weights:
+        return "few channels lie together for vectors of 256 bits"
+    small = (product(images.sizes[2:]).constant or 0) <= SMALL_IMAGE
+    return "" if taps >= MANY_TAPS and (small or not together) else "sums over many places in few registers"
 
 
 def _varies(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> bool:
