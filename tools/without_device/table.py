@@ -151,11 +151,16 @@ both pipelines see fake CUDA tensors under autocast to bfloat16, and kernels are
 Written by `{command}`.
 
 Bytes are those of whole sectors of 32 bytes that loads and stores ask for, found by running each kernel's text over
-its addresses (Note [What counts as traffic] in `tools/without_device/traffic.py`); ATen's own are not in them. Where
-Inductor would measure several tiles on the device, it has the one that moves least. *Narrow* are loads of neighbours
-that move less than eight bytes a thread. Times are a model (Note [Expected times] in `tools/without_device/facts.py`),
-no measurements. Logits of an odd vocabulary (bert, gpt2, whisper) come back from ours with eager's strides, for which
-they are written once more; Inductor gives them the padded rows of its product.
+its addresses (Note [What counts as traffic] in `tools/without_device/traffic.py`). Products, attention and convolutions
+are calls of ATen on one side and may be kernels on the other, so both count what goes in and what comes out once: *MB
+of calls*, which *MB* has too (Note [What calls count] in `tools/without_device/kernels.py`). Where Inductor would
+measure several tiles on the device, it has the one that moves least. *Narrow* are loads of neighbours that move less
+than eight bytes a thread and begin where eight could be loaded at once: rows of 30522 halves begin at multiples of
+four, so no load of them is wider. Times are a model (Note [Expected times] in `tools/without_device/facts.py`), no
+measurements.
+
+Logits of an odd vocabulary (bert, gpt2, whisper) come back from ours with eager's strides, as a product of ours writes
+them; Inductor gives them the padded rows of its product.
 """
 
 RANKING = f"""\
