@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 from tools.without_device import facts, stages, table
-from tools.without_device.kernels import Choice, Graph, Launch
+from tools.without_device.kernels import Call, Choice, Graph, Launch, distinct_bytes
 from tools.without_device.traffic import Access, Argument, Traced, namespace, trace
 
 ROWS = """
@@ -103,6 +104,17 @@ def test_a_contiguous_load_of_two_bytes_a_thread_is_named() -> None:
     assert line.startswith("2 bytes: total = total + tl.load(x")
     assert facts.narrow_lines(launch, choice, accesses, {15: [16]}) == ()
     assert facts.narrow_lines(launch, choice, accesses, {14: [2]}) == ()  # another line
+    odd = [replace(access, start=2) for access in accesses]
+    assert facts.narrow_lines(launch, choice, odd, {15: [2]}) == ()  # no wider load could begin there
+
+
+@pytest.mark.parametrize(("width", "start"), [(512, 16), (516, 8), (50257, 2)])
+def test_where_rows_begin_says_how_much_can_be_loaded_at_once(width: int, start: int) -> None:
+    text = f"def rows(x, out):\n    at = tl.program_id(0) * {width} + tl.arange(0, 64)\n"
+    text += "    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + at), 0))\n"
+    memory = {"x": Argument("x", 2, 64 * width, True), "out": Argument("out", 4, 64, True)}
+    read = next(a for a in trace(defined(text, "rows"), memory, (64,), {}).accesses if a.kind == "load")
+    assert (read.run, read.start) == (128, start)
 
 
 def test_few_instances_take_longer_for_the_same_bytes() -> None:
@@ -113,24 +125,47 @@ def test_few_instances_take_longer_for_the_same_bytes() -> None:
     assert facts.expected_seconds(many, 1024, 255) > facts.expected_seconds(many, 1024, 32)  # fewer fit at once
 
 
+def test_a_call_counts_what_goes_in_and_comes_out_once_and_so_does_a_kernel_in_its_place() -> None:
+    """Two kernels that do what one call of ATen would read its operands once together."""
+    text = "def product(a, b, out):\n    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]\n"
+    text += "    total = tl.dot(tl.load(a + at), tl.load(b + at))\n"
+    text += "    total = tl.dot(tl.load(a + at), tl.load(b + at), total)\n"  # as behind a branch
+    text += "    tl.store(out + at, total)\n"
+    memory = {n: Argument(n, 2, 4096, True) for n in ("a", "b", "out")}
+    choice = Choice((1,), {}, 128, lambda: ("", b"", ""))
+    first = Launch("1", "product", text, defined(text, "product"), memory, (choice,))
+    second = Launch("2", "product", text, defined(text, "product"), memory, (choice,), known=frozenset("a"))
+    square = distinct_bytes((64, 64), (64, 1), 2)
+    assert square == distinct_bytes((64, 9, 64), (64, 0, 1), 2) == 8192
+    call = Call("aten.mm.default", 2.0 * square, square)
+    ours = facts.graph_facts(Graph("forward", (first, second), ()), compiled=False)
+    other = facts.graph_facts(Graph("forward", (), (call,)), compiled=False)
+    assert [(k.read, k.written) for k in ours.kernels] == [(16384, 8192), (8192, 8192)]
+    assert (ours.moved, other.moved) == (ours.called, other.called) == (40960, 24576)
+    assert (other.total("read"), other.total("written")) == (16384, 8192)
+    assert other.total("seconds") == ours.kernels[0].seconds == facts.LAUNCH + 24576 / facts.BANDWIDTH
+    assert facts.GraphFacts.of(json.loads(json.dumps(other.data()))) == other
+
+
 def test_launches_that_are_alike_are_one_row_and_the_page_compares() -> None:
     choice = Choice((512,), {"BLOCK": 1, "ROWS": 64}, 32, lambda: ("", b"", ""))
     memory = {"x": Argument("x", 2, 512 * 64, True), "out": Argument("out", 4, 512, True)}
     launch = Launch("k", "columns", ROWS, defined(ROWS, "columns"), memory, (choice,))
-    slow = facts.graph_facts(Graph("forward", (launch, launch), ("aten.mm.default",)), compiled=False)
+    called = (Call("aten.mm.default", 300.0, 100.0),)
+    slow = facts.graph_facts(Graph("forward", (launch, launch), called), compiled=False)
     assert [(k.name, k.launches) for k in slow.kernels] == [("columns", 2)]
     assert facts.GraphFacts.of(json.loads(json.dumps(slow.data()))) == slow
     wide = Choice((8,), {"BLOCK": 64, "ROWS": 64}, 32, lambda: ("", b"", ""))
     other = Launch("k", "columns", ROWS, defined(ROWS, "columns"), memory, (wide, choice))
-    fast = facts.graph_facts(Graph("forward", (other,), ("aten.mm.default",)), compiled=False)
+    fast = facts.graph_facts(Graph("forward", (other,), called), compiled=False)
     assert fast.kernels[0].blocks["BLOCK"] == 64  # the choice that moves less
     found = {"tiny": {"ours": [slow], "incumbent": [fast]}}
     assert table.complaints(found) == [
-        "tiny forward: 2 launches, the incumbent has 1",
-        "tiny forward: 2 MB, the incumbent moves 0",
+        "tiny forward: 3 launches and calls, the incumbent has 2",
+        "tiny forward: 2.1 MB, the incumbent moves 0.1",
     ]
     text = table.page(found, {"tiny": "512 columns"}, "command", "3.7")
-    assert "| tiny | 512 columns |" in text and "| tiny forward | 2 / 1 | 2.1 / 0.1 |" in text
+    assert "| tiny | 512 columns |" in text and "| tiny forward | 2 / 1 | 1 / 1 | 2.1 / 0.1 | 0.0 / 0.0 |" in text
 
 
 SMALL = """
@@ -172,7 +207,7 @@ for graphs in PIPELINES:
         widest = max(max(kernel.widths, default=0) for kernel in graph.kernels)
         registers = min(kernel.registers for kernel in graph.kernels)
         counts = graph.launches, len(graph.kernels), int(graph.total("needed"))
-        print(graph.part, *counts, widest, registers, *graph.calls)
+        print(graph.part, int(graph.called_read), *counts, widest, registers, *graph.calls)
 """
 
 
@@ -185,7 +220,8 @@ def test_both_pipelines_make_kernels_of_a_model_for_a_device_that_is_not_there(p
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == ["forward", "backward"]
-    for part, launches, kernels, needed, widest, registers, *calls in rows:
+    for part, called, launches, kernels, needed, widest, registers, *calls in rows:
+        assert int(called) >= 4 * 2 * 8 * 128 * 512  # a product's rows, and three times those of attention
         assert 1 <= int(kernels) <= int(launches) <= 12 and int(widest) == 16 and int(registers) >= 8
         assert int(needed) >= 2 * 8 * 128 * 512 * 2
         attention = [call for call in calls if "flash_attention" in call]

@@ -4,7 +4,8 @@ Note [Expected times]
     A launch costs two microseconds, and its bytes come at the bandwidth of an H100's memory, or at what the loads that
     are under way at once allow (Little's law): as many program instances as registers and threads leave room for, or
     as there are, each with one iteration's loads. What a kernel loses is the difference to its different elements'
-    bytes at full bandwidth. It ranks kernels; it is no measurement.
+    bytes at full bandwidth. It ranks kernels; it is no measurement. Products, attention and convolutions, whose time is
+    spent multiplying, count on both sides as a launch and their bytes at full bandwidth.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from .kernels import Choice, Graph, Launch
 from .pretend import PROCESSORS
-from .traffic import Access, Traced, trace
+from .traffic import Access, Argument, Traced, trace
 
 __all__ = ["BANDWIDTH", "GraphFacts", "KernelFacts", "expected_seconds", "graph_facts", "load_widths", "narrow_lines"]
 
@@ -33,7 +34,8 @@ WIDE = 8  # bytes a thread that a contiguous load should move
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """A kernel that is launched ``launches`` times. Bytes are of one launch; ``needed``: of different elements.
-    ``widths``: bytes a thread of every load instruction; ``narrow``: lines of contiguous loads below 8 of them."""
+    ``widths``: bytes a thread of every load instruction; ``narrow``: lines of contiguous loads below 8 of them.
+    ``is_call``: it stands in the place of a call of ATen."""
 
     name: str
     launches: int
@@ -48,6 +50,7 @@ class KernelFacts:
     widths: tuple[int, ...]
     narrow: tuple[str, ...]
     seconds: float
+    is_call: bool
 
     @property
     def lost(self) -> float:
@@ -57,16 +60,31 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """A forward or backward."""
+    """A forward or backward. ``called_read``, ``called_written``: bytes of ATen's calls."""
 
     part: str
     launches: int
     calls: tuple[str, ...]
     kernels: tuple[KernelFacts, ...]
+    called_read: float = 0.0
+    called_written: float = 0.0
 
     def total(self, name: str) -> float:
-        """A sum over all launches."""
-        return float(sum(k.launches * getattr(k, name) for k in self.kernels))
+        """A sum over all launches, of ``read`` and ``written`` and ``seconds`` with ATen's calls."""
+        called = {"read": self.called_read, "written": self.called_written}
+        called["seconds"] = len(self.calls) * LAUNCH + sum(called.values()) / BANDWIDTH
+        return float(sum(k.launches * getattr(k, name) for k in self.kernels)) + called.get(name, 0.0)
+
+    @property
+    def moved(self) -> float:
+        """Bytes read and written."""
+        return self.total("read") + self.total("written")
+
+    @property
+    def called(self) -> float:
+        """Bytes of what is left to ATen, or stands in its place."""
+        own = sum(k.launches * (k.read + k.written) for k in self.kernels if k.is_call)
+        return own + self.called_read + self.called_written
 
     def data(self) -> dict[str, Any]:
         """As plain data."""
@@ -78,7 +96,8 @@ class GraphFacts:
         kernels = tuple(
             KernelFacts(**{**k, "widths": tuple(k["widths"]), "narrow": tuple(k["narrow"])}) for k in data["kernels"]
         )
-        return GraphFacts(data["part"], data["launches"], tuple(data["calls"]), kernels)
+        called = data["called_read"], data["called_written"]
+        return GraphFacts(data["part"], data["launches"], tuple(data["calls"]), kernels, *called)
 
 
 def graph_facts(graph: Graph, compiled: bool = True) -> GraphFacts:
@@ -90,7 +109,8 @@ def graph_facts(graph: Graph, compiled: bool = True) -> GraphFacts:
         counts[launch.key] = counts.get(launch.key, 0) + 1
     # Not on threads: Python 3.11 fails now and then where two parse at once, as Triton does.
     kernels = tuple(_facts(first[key], counts[key], compiled) for key in first)
-    return GraphFacts(graph.part, len(graph.launches), graph.calls, kernels)
+    called = (sum(getattr(call, name) for call in graph.calls) for name in ("read", "written"))
+    return GraphFacts(graph.part, len(graph.launches), tuple(c.target for c in graph.calls), kernels, *called)
 
 
 def _facts(launch: Launch, count: int, compiled: bool) -> KernelFacts:
@@ -104,21 +124,39 @@ def _facts(launch: Launch, count: int, compiled: bool) -> KernelFacts:
         registers, spills = _resources(cubin, name)
         widths = load_widths(ptx)
         narrow = narrow_lines(launch, choice, found.accesses, widths)
+    moved = _once(launch, found) if launch.is_call else (found.bytes_of("load"), found.bytes_of("store"))
+    seconds = expected_seconds(found, choice.threads, registers)
+    if launch.is_call:
+        seconds = LAUNCH + sum(moved) / BANDWIDTH
     return KernelFacts(
         launch.name,
         count,
         found.programs,
         choice.threads,
         dict(choice.constants),
-        found.bytes_of("load"),
-        found.bytes_of("store"),
-        sum(a.needed for a in found.accesses),
+        *moved,
+        sum(moved) if launch.is_call else sum(a.needed for a in found.accesses),
         registers,
         spills,
         tuple(sorted(width for each in widths.values() for width in each)),
         narrow,
-        expected_seconds(found, choice.threads, registers),
+        seconds,
+        launch.is_call,
     )
+
+
+def _once(launch: Launch, traced: Traced) -> tuple[float, float]:
+    """Bytes read and written in the place of a call of ATen, see Note [What calls count] in :mod:`.kernels`."""
+    asked: dict[tuple[bool, str], float] = {}
+    for access in traced.accesses:
+        key = access.kind == "load", access.argument
+        asked[key] = asked.get(key, 0.0) + access.needed
+    found = {True: 0.0, False: 0.0}
+    for (loads, name), count in asked.items():
+        argument = launch.arguments[name]
+        if isinstance(argument, Argument) and not (loads and name in launch.known):
+            found[loads] += min(count, float(argument.elements * argument.itemsize))
+    return found[True], found[False]
 
 
 def expected_seconds(traced: Traced, threads: int, registers: int) -> float:
@@ -149,13 +187,14 @@ def load_widths(ptx: str) -> dict[int, list[int]]:
 def narrow_lines(
     launch: Launch, choice: Choice, accesses: Sequence[Access], widths: dict[int, list[int]]
 ) -> tuple[str, ...]:
-    """Loads of neighbours that move less than eight bytes a thread, though an instance asks for that many."""
+    """Loads of neighbours that move less than eight bytes a thread, though an instance asks for that many and they
+    begin where as much can be loaded at once: rows of 30522 halves begin at multiples of four bytes."""
     text = launch.text.splitlines()
     found = []
     for access in accesses:
         own = widths.get(access.line + launch.line - 1, [])
         contiguous = access.run >= 4 * WIDE and access.asked >= WIDE * choice.threads
-        if access.kind == "load" and contiguous and own and max(own) < WIDE:
+        if access.kind == "load" and contiguous and own and max(own) < min(WIDE, access.start):
             found.append(f"{max(own)} bytes: {text[access.line - 1].strip()}")
     return tuple(found)
 

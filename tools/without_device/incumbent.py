@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from .kernels import Choice, Graph, Launch, computes
+from .kernels import Call, Choice, Graph, Launch, computes, distinct_bytes
 from .models import on_fake_device, step
 from .pretend import ARCH
 from .traffic import Argument, Helpers, namespace
@@ -153,7 +154,7 @@ def _graph(part: str, text: str) -> Graph:
     from torch._inductor.async_compile import AsyncCompile
 
     launches: list[Launch] = []
-    calls: list[str] = []
+    calls: list[Call] = []
     made = AsyncCompile.triton, AsyncCompile.wait
     AsyncCompile.triton = lambda self, name, source, **_: _Kernel(launches, name, source)  # type: ignore[method-assign]
     AsyncCompile.wait = lambda self, scope: None  # type: ignore[method-assign]
@@ -181,15 +182,16 @@ def _graph(part: str, text: str) -> Graph:
 class _Calls:
     """`extern_kernels`: each call is counted."""
 
-    def __init__(self, calls: list[str]) -> None:
+    def __init__(self, calls: list[Call]) -> None:
         self._calls = calls
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if "out" not in kwargs:
                 return getattr(torch.ops.aten, name)(*args, **kwargs)
-            self._calls.append(name)
-            return kwargs["out"]
+            out = kwargs.pop("out")
+            self._calls.append(Call(name, _bytes((args, kwargs)), _bytes(out)))
+            return out
 
         return call
 
@@ -197,14 +199,26 @@ class _Calls:
 class _Counted(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts calls of ATen that compute."""
 
-    def __init__(self, calls: list[str]) -> None:
+    def __init__(self, calls: list[Call]) -> None:
         super().__init__()
         self.calls = calls
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
         if computes(str(function)):
-            self.calls.append(str(function))
-        return function(*args, **(kwargs or {}))
+            written = [
+                value
+                for a, value in zip(function._schema.arguments, args, strict=False)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            self.calls.append(Call(str(function), _bytes((args, kwargs)), _bytes(written or result)))
+        return result
+
+
+def _bytes(values: Any) -> float:
+    """Of all tensors among values."""
+    found = [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+    return float(sum(distinct_bytes(t.shape, t.stride(), t.dtype.itemsize) for t in found))
 
 
 def _helpers() -> Helpers:

@@ -14,6 +14,7 @@ Note [What counts as traffic]
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ class Argument:
 class Access:
     """A load or store of the text, at ``line``. ``moved``: bytes in whole sectors, over all program instances;
     ``needed``: bytes of different elements among these; ``asked``: of all elements that an instance asks for at once,
-    ``run``: of neighbours among these, at most."""
+    ``run``: of neighbours among these, at most. ``start``: all runs of a sector and more begin at multiples of so many
+    bytes, 16 at most: a thread can load no more at once."""
 
     line: int
     kind: str
@@ -53,6 +55,7 @@ class Access:
     needed: float = 0.0
     asked: int = 0
     run: int = 0
+    start: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,18 @@ class _Site:
 
     def ask(self, offsets: Any, scale: float) -> None:
         offsets, self.scale = np.unique(offsets), scale
-        if not self.access.asked and offsets.size:
-            self.access.asked = offsets.size * self.access.itemsize
-            breaks = np.flatnonzero(np.diff(offsets) != 1)
-            edges = np.concatenate(([-1], breaks, [offsets.size - 1]))
-            self.access.run = int(np.diff(edges).max()) * self.access.itemsize
+        if offsets.size:
+            self._note_runs(offsets)
         self.elements.append(offsets)
+
+    def _note_runs(self, offsets: Any) -> None:
+        access, first = self.access, not self.access.asked
+        edges = np.concatenate(([-1], np.flatnonzero(np.diff(offsets) != 1), [offsets.size - 1]))
+        runs = np.diff(edges) * access.itemsize
+        if first:
+            access.asked, access.run = offsets.size * access.itemsize, int(runs.max())
+        for place in np.unique(offsets[edges[:-1] + 1][runs >= SECTOR] * access.itemsize % access.start):
+            access.start = math.gcd(access.start, int(place))
 
     def finish(self) -> None:
         """The end of a program instance."""

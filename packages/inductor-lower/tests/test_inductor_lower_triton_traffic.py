@@ -409,6 +409,26 @@ def test_threads_share_the_address_of_a_row_that_begins_anywhere(columns: int, d
     torch.testing.assert_close(got, scaled_exponential(x, shift)[0])
 
 
+@pytest.mark.parametrize(("columns", "count"), [(16412, 4), (16410, 2)])
+def test_a_thread_loads_as_many_neighbours_as_all_rows_allow(columns: int, count: int) -> None:
+    x, shift = random(3, columns).bfloat16(), random(3, seed=1)
+    lowered = lower(scaled_exponential, x, shift)
+    (kernel,) = sources(lowered)
+    assert f"start_i1) + tl.max_contiguous(tl.arange(0, XBLOCK), [{count}])" in kernel.text
+    assert max(vector_bytes(compile_kernel(kernel, 90, keep_ptx=True).ptx)) == 2 * count
+    (got,) = bind_program(lowered.program)([x, shift])
+    torch.testing.assert_close(got, scaled_exponential(x, shift)[0])
+
+
+def test_there_are_no_more_neighbours_than_a_tile_has() -> None:
+    x = random(8).bfloat16()
+    lowered = lower(lambda x: (x[4:6] * 2,), x)
+    (kernel,) = sources(lowered)
+    assert "tl.max_contiguous(tl.arange(0, XBLOCK), [2])" in kernel.text, kernel.text
+    (got,) = bind_program(lowered.program)([x])
+    torch.testing.assert_close(got, x[4:6] * 2)
+
+
 @pytest.mark.parametrize("long", [1009, 1 << 14])
 def test_a_program_instance_goes_along_a_row_that_begins_anywhere(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it does once a row, it does not do for each piece of it. Threads beside each other load neighbours, though
@@ -446,3 +466,19 @@ def test_a_thread_sums_the_gradients_of_shared_heads_by_itself(dtype: torch.dtyp
     assert vector_bytes(cubin.ptx) and set(vector_bytes(cubin.ptx)) == {16}
     (got,) = bind_program(lowered.program)([grad])
     torch.testing.assert_close(got, grad.sum(2).transpose(1, 2))
+
+
+def test_a_tile_is_long_where_neighbours_lie_though_the_innermost_loop_moves_along_others() -> None:
+    """What is added to channels-last images by computed places: all channels at once, of some columns of the image."""
+
+    def f(image: torch.Tensor, grad: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return aten._unsafe_index_put(image.clone(), [None, None, rows, columns], grad, True)
+
+    image, grad = (random(1, 32, *size).contiguous(memory_format=torch.channels_last) for size in ((2, 16), (4, 64)))
+    args = image, grad, torch.arange(4)[:, None] // 2, torch.arange(64) // 4
+    lowered = lower(lambda *given: (f(*given),), *args)
+    (adding,) = (s for s in sources(lowered) if "atomic_add(" in s.text)
+    blocks = {str(size): adding.config.block(block) for size, block in adding.grid if block}
+    assert blocks == {"32": 32, "64": 32}
+    (got,) = bind_program(lowered.program)(list(args))
+    torch.testing.assert_close(got, f(*args))

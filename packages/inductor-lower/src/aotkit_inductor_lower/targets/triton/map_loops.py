@@ -4,21 +4,22 @@ Note [Tiles]
     A program instance computes a tile of up to three loops of the grid (two, where the body has loops), each a
     ``block``, and each perfect nest of the body as one more axis: whole (a ``tile``; the kernel is *persistent*) if all
     are short, else in a loop over a ``block``. A loop of the grid is an axis if some large access has unit stride along
-    it, so that reads and writes of a transpose both coalesce; further ones from the innermost outwards until the tile
-    is full. The others are ``units``: each program instance has one value of them. Where rows lie side by side, a tile
-    is many of them wide and goes along them in a loop, see Note [Sectors] in :mod:`.sectors`. In a kernel whose stores
-    combine in a way that is no atomic operation, one program instance runs all iterations in order: its grid stays
-    ``serial``.
+    it, so that reads and writes of a transpose both coalesce, and gets its share of the tile first; further ones from
+    the innermost outwards until the tile is full. The others are ``units``: each program instance has one value of
+    them. Where rows lie side by side, a tile is many of them wide and goes along them in a loop, see Note [Sectors] in
+    :mod:`.sectors`. In a kernel whose stores combine in a way that is no atomic operation, one program instance runs
+    all iterations in order: its grid stays ``serial``.
 
 Note [Odd rows]
     Rows of 50257 halves begin anywhere, so a thread loads two bytes at once, and threads beside each other should load
     neighbours. Triton gives each thread eight neighbours if something else in the kernel begins at multiples of 16
     bytes, though, as what is stored does: each load of a warp then touches 16 sectors, and the gradient of GPT-2's
-    logits took 1.8 ms on an H200, whatever the tile, where the bytes take 0.4. So lanes are said to be no neighbours.
-    An address is that of the tile's first element, which all threads share, and the lane's number, a constant of the
-    instruction. Where much is done once a row (its label is checked, before which nothing else can be asked for), one
-    program instance goes along all of it in steps. Rows that are only stored need none of this: Triton exchanges those
-    through shared memory, and copies of such rows have the bandwidth of memory (measured there as well).
+    logits took 1.8 ms on an H200, whatever the tile, where the bytes take 0.4. So lanes are said to be no neighbours,
+    or as many as a thread can load at once: rows of 1500 halves begin at multiples of eight bytes. An address is that
+    of the tile's first element, which all threads share, and the lane's number, a constant of the instruction. Where
+    much is done once a row (its label is checked, before which nothing else can be asked for), one program instance
+    goes along all of it in steps. Rows that are only stored need none of this: Triton exchanges those through shared
+    memory, and copies of such rows have the bandwidth of memory (measured there as well).
 
 Note [Warps of a row]
     A row of up to 1024 elements belongs to one warp, which takes as many rows as make 1024 elements (a quarter of the
@@ -222,7 +223,8 @@ def _pointwise_config(tile: Sequence[tuple[str, Loop]], unit: set[str], limits: 
     blocks: dict[str, int] = {}
     left = limits.pointwise
     several = [loop for _, loop in tile if loop.symbol in unit and size_hint(loop.extent) >= 16]
-    for name, loop in reversed(tile):
+    inner_first = [*reversed(tile)]
+    for name, loop in sorted(inner_first, key=lambda named: named[1].symbol not in unit):
         share = 32 if len(several) > 1 and loop in several else left
         blocks[name] = min(next_power_of_two(size_hint(loop.extent)), share, left)
         left = max(1, left // blocks[name])

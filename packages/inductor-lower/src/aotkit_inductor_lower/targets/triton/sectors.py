@@ -10,6 +10,7 @@ Note [Sectors]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
@@ -19,9 +20,9 @@ from ...kernel_ir.bounds import hint
 from ...kernel_ir.nodes import Kernel, Loop
 from ...kernel_ir.walk import PerfectNest
 from ...ops.dtypes import bits
-from ...symbolic import Expr, Symbol
+from ...symbolic import Symbol
 
-__all__ = ["WIDEST", "loads_odd_rows", "moved_bytes", "narrowest"]
+__all__ = ["WIDEST", "loads_odd_rows", "moved_bytes", "narrowest", "neighbours_at_once"]
 
 SECTOR = 32
 WIDEST = 16  # bytes that a thread loads at once
@@ -50,14 +51,25 @@ def moved_bytes(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str,
 def loads_odd_rows(body: Sequence[Instr], loop: Symbol) -> bool:
     """Whether a body loads runs of neighbours along a loop that begin at places that are no multiples of what a thread
     loads at once, see Note [Odd rows] in :mod:`.map_loops`."""
-    return any(isinstance(i, Load) and _starts_anywhere(i.indices[0], loop, i.dtype) for i in body)
+    return any(_start(i, loop) < WIDEST for i in body)
 
 
-def _starts_anywhere(index: Expr, loop: Symbol, dtype: DType) -> bool:
-    if index.coefficient(loop) != 1:
-        return False
-    size = max(8, bits(dtype)) // 8
-    return any(monomial != (loop,) and factor * size % WIDEST for monomial, factor in index.terms)
+def neighbours_at_once(body: Sequence[Instr], loop: Symbol) -> int:
+    """How many neighbours along a loop a thread can load at once, of each memory that is loaded along it."""
+    return min((max(1, _start(i, loop) // _size(i)) for i in body if isinstance(i, Load)), default=1)
+
+
+def _start(instr: Instr, loop: Symbol) -> int:
+    """At multiples of how many bytes rows along a loop begin that are loaded: no more than a thread loads at once,
+    which it is of all else."""
+    if not isinstance(instr, Load) or instr.indices[0].coefficient(loop) != 1:
+        return WIDEST
+    terms = instr.indices[0].terms
+    return math.gcd(WIDEST, *(factor * _size(instr) for monomial, factor in terms if monomial != (loop,)))
+
+
+def _size(load: Load) -> int:
+    return max(8, bits(load.dtype)) // 8
 
 
 def narrowest(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str, int]) -> int:

@@ -34,7 +34,7 @@ from ....ops.dtypes import bits, is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from ..map_loops import config_of, is_persistent, is_serial
 from ..records import KnownMemory
-from ..sectors import WIDEST, loads_odd_rows
+from ..sectors import WIDEST, loads_odd_rows, neighbours_at_once
 from .evictions import evictions
 from .indices import expr_text, identifier
 from .lines import Scope, Value
@@ -241,7 +241,10 @@ class BodyEmitter:
                 first = expr_text(index, partial(self._start_text, symbol, start))
                 block = self.scope.row_block if axis == self.row_axis else self.axes[axis]
                 lanes = f"tl.arange(0, {block}){self.along(axis)}"
-                return f"{pointer} + {first} + tl.max_contiguous({lanes}, {[1] * self.rank})"
+                width = next(loop.map.width for loop in all_loops(self.kernel) if loop.symbol == symbol.name)
+                count = min(width, neighbours_at_once(instructions(self.kernel.body), symbol))
+                together = [count if k == axis else 1 for k in range(self.rank)]
+                return f"{pointer} + {first} + tl.max_contiguous({lanes}, {together})"
         return f"{pointer} + {self.index_value(index, dims)}"
 
     def _start_text(self, symbol: Symbol, start: str, at: Symbol) -> str:
