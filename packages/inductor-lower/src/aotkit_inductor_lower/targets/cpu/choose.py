@@ -9,7 +9,10 @@ Note [Which products are ours]
 
     Products of bfloat16 are ours where an instruction multiplies pairs (AVX512-BF16) on AMD's processors and both
     factors lie along the sum, as those of linear layers do: about as fast as oneDNN's, and what comes after them is in
-    the same kernel (the same command with `--dtype bfloat16`).
+    the same kernel (the same command with `--dtype bfloat16`). On processors without AVX-512 oneDNN has no kernels for
+    bfloat16, and ATen's products of it take 2 to 110 times as long as ours, which widen both factors as they copy them
+    (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). Small ones do, too, and batches, from
+    :data:`WORTH_OF_PAIRS` multiplications on: 1.6 to 75 times as long.
 
     A matrix that never changes is packed once (Note [Matrices in panels]): of such products no part is copying, so they
     pay for fewer rows, also where their number is known at run time only, and those of bfloat16 whichever way the
@@ -31,7 +34,7 @@ from ...ir.walk import without_single_iterations
 from ...options import LowerOptions
 from ...symbolic import product
 from ...target import Choice
-from .choose_few_rows import AMD, LEAST, choose_few_rows, lacks_float16, lies_along
+from .choose_few_rows import AMD, LEAST, SHORT_AMD, choose_few_rows, lacks_float16, lies_along
 from .choose_tiles import choose_tiles
 from .machine import Machine
 from .products import GroupedProduct, multiplies_pairs, product_of
@@ -42,7 +45,10 @@ SHORT = (24, 48, 32)  # rows, columns, summed: less is not ours without being as
 SHORT_OF_PACKED = (9, 65, 32)
 UNKNOWN_ROWS = 64  # what rows count as whose number is known at run time only
 WORTH = 1 << 21
+WORTH_OF_PAIRS = 1 << 15  # of bfloat16 where ATen has no vectors for it
 LONG = 1024  # numbers that are summed: of more a panel of rows and one of columns do not fit the second-level cache
+
+_FASTER = "kernels of ours take less time than ATen's on "
 
 
 def choose_form(
@@ -57,8 +63,9 @@ def choose_form(
     tiles = choose_tiles(contraction, buffers, options, machine)
     if tiles is not None:
         return tiles
+    emulated = factors == {DType.BF16} and _lacks_bfloat16(machine, processor)
     narrow = factors == {DType.BF16} and options.contractions != "generated"
-    if narrow and (processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed)):
+    if narrow and not emulated and (processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed)):
         return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
     sides = contraction.rows, contraction.columns, contraction.reduced
     sizes = [product(loop.size for loop in loops).constant for loops in sides]
@@ -68,6 +75,9 @@ def choose_form(
     if options.contractions == "generated":
         return Choice("fma", "every product is generated")
     halves = factors == {DType.F16}
+    if emulated:
+        large = _count(contraction, [size or UNKNOWN_ROWS for size in sizes]) >= WORTH_OF_PAIRS
+        return Choice("fma", _FASTER + processor) if large else Choice("aten", "the product is small")
     faster = lacks_float16(machine) if halves else processor in AMD and machine.vector_bits == 512
     if not faster:
         return Choice("aten", f"ATen's products are as fast on {processor}")
@@ -80,13 +90,18 @@ def choose_form(
         return Choice("aten", "the product is small")
     if not halves and known[2] > LONG and lies_along(contraction.rows, contraction.left, buffers):
         return Choice("aten", "long sums of a factor that is turned over")
-    return Choice("fma", f"kernels of ours take less time than ATen's on {processor}")
+    return Choice("fma", _FASTER + processor)
 
 
 def is_constant(factor: Operand, buffers: Mapping[str, Buffer]) -> bool:
     """Whether a factor is a matrix of the graph's own."""
     (first, *others) = factor.body
     return isinstance(first, Load) and not others and buffers[first.buffer].kind is BufferKind.CONSTANT
+
+
+def _lacks_bfloat16(machine: Machine, processor: str) -> bool:
+    """Whether ATen has no vectors for products of bfloat16 on a processor, and ours have."""
+    return processor in SHORT_AMD and machine.vector_bits >= 256 and machine.has("fma")
 
 
 def _multiplies_pairs(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine, packed: bool) -> bool:
