@@ -20,6 +20,7 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.choose import choose_form
 from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.targets.cpu.render import product as product_emitter
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 
@@ -285,3 +286,50 @@ def test_float16_is_ours_where_the_processor_cannot_compute_with_it(
     assert choose_form(found, buffers_of(program), options, machine, "some-processor").form == form
     asked = choose_form(found, buffers_of(program), replace(options, contractions="generated"), machine, "any")
     assert asked.form == "fma", "whoever asks for it gets it"
+
+
+@pytest.mark.parametrize(
+    ("size", "processor", "bits", "form"),
+    [
+        ((24, 48, 32), "znver3", 256, "fma"),
+        ((None, 48, 64), "znver3", 256, "fma"),
+        ((24, 32, 32), "znver3", 256, "aten"),
+        ((128, 512, 8), "znver3", 256, "aten"),
+        ((128, 512, 256), "znver3", 128, "aten"),
+        ((128, 512, 256), "znver4", 256, "aten"),
+        ((128, 512, 256), "haswell", 256, "aten"),
+    ],
+    ids=str,
+)
+def test_bfloat16_is_ours_where_aten_has_no_vectors_for_it(
+    size: tuple[int | None, int, int], processor: str, bits: int, form: str
+) -> None:
+    """However it lies, also in a batch: on AMD's processors without vectors of 512 bits."""
+    rows, columns, summed = size
+    mode = "fake" if rows else "symbolic"
+    x, w = (torch.randn(n, summed, dtype=torch.bfloat16) for n in (rows or 100, columns))
+    for program in (lambda x, w: x @ w.t(), lambda x, w: x.unsqueeze(0) @ w.t().contiguous().unsqueeze(0)):
+        lowered = lower_graph(make_fx(program, tracing_mode=mode)(x, w))
+        (found,) = contractions(lowered)
+        machine = generic_machine(bits)
+        assert choose_form(found, buffers_of(lowered), LowerOptions(), machine, processor).form == form
+
+
+@pytest.mark.parametrize("size", [(49, 70, 33), (23, 130, 257)], ids=str)
+def test_how_wide_strips_of_short_vectors_are_changes_no_bit(
+    size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, columns, summed = size
+    x, w = torch.randn(rows, summed), torch.randn(columns, summed)
+    graph = make_fx(lambda x, w: x @ w.t(), tracing_mode="fake")(x, w)
+    options = LowerOptions(contractions="generated", processor="x86-64-v3")
+    compiled = compile_to_program(graph, options=options)
+    assert not isinstance(compiled, CompiledParts)
+    made = []
+    for strip in (product_emitter.SHORT_STRIP, 1):
+        monkeypatch.setattr(product_emitter, "SHORT_STRIP", strip)
+        made.append(generate(compiled.scheduled, generic_machine(256), keep_text=True))
+    assert made[0].text != made[1].text, "columns of one panel are a strip"
+    got = [bind_program(each, redzones=True)([x, w])[0] for each in made]
+    assert torch.equal(*got)
+    assert_as_exact_as_eager(lambda x, w: x @ w.t(), x, w, got=got[0])

@@ -387,6 +387,50 @@ def test_depthwise_convolutions_along_one_dimension_are_kernels_on_amds_processo
             assert_results(case, f, args, compile_graph(make_fx(f)(*args), options=options)(list(args)))
 
 
+def test_depthwise_convolutions_are_kernels_on_amds_processors_with_short_vectors() -> None:
+    """Wide ones of few taps with the channels together, and of bfloat16, for which ATen has no vectors there, more."""
+    wide, apart = depthwise(channels=64), depthwise(channels=64, last=False)
+    many, large = depthwise(taps=7), replace(depthwise(taps=7), image=(1, 32, 17, 16))
+    line = Case((2, 24, 40), (24, 1, 4), (1,), (3,), (1,), groups=24)
+    narrow = replace(depthwise(taps=7), dtype=torch.bfloat16)
+    for case, backward, target, left in (
+        (wide, False, V3, []),
+        (wide, True, V3, [False, True, True]),
+        (depthwise(), False, V3, [True]),
+        (apart, False, V3, [True]),
+        (many, True, V3, [True, False, False]),
+        (large, True, V3, [True, True, True]),
+        (replace(large, last=False), True, V3, [True, False, False]),
+        (line, True, V3, []),
+        (narrow, False, V3, []),
+        (narrow, True, V3, []),
+        (replace(narrow, last=False), True, V3, [True, True, True]),
+        (replace(narrow, weights=(32, 1, 3, 3), last=False), False, V3, []),
+        (wide, False, replace(V3, processor="haswell"), [True]),
+        (narrow, False, replace(V3, processor="znver4"), [True]),  # ATen's are those of AVX-512 there
+        (line, False, replace(V3, processor="znver4"), [True]),
+        (wide, False, target_of(generic_machine(128), "znver3"), [True]),
+    ):
+        after, _ = chosen(case, backward, LowerOptions(), target)
+        assert [result is not None for call in calls(after) for result in call.results] == left
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_convolutions_of_bfloat16_of_one_tap_are_products_where_aten_has_no_vectors_for_it(last: bool) -> None:
+    case = replace(pointwise(192, 96, last, (16, 16)), dtype=torch.bfloat16)
+    forward, _ = chosen(case, False, LowerOptions(), V3)
+    backward, _ = chosen(case, True, LowerOptions(), V3)
+    assert not calls(forward) and contractions(forward)
+    (call,) = calls(backward)  # by the weights
+    assert call.results[0] is None and call.results[1] is not None and contractions(backward)
+    for number, program in enumerate((forward, backward)):
+        f, args = case.graphs()[number]
+        assert_results(case, f, args, interpret_program(program, args))
+    for other in (replace(V3, processor="znver4"), V4, target_of(generic_machine(128), "znver3")):
+        after, _ = chosen(case, False, LowerOptions(), other)
+        assert calls(after)
+
+
 def test_convolutions_of_one_tap_are_products_of_ours_on_amds_processors() -> None:
     amd = replace(V4, processor="znver4")
     for last in (True, False):

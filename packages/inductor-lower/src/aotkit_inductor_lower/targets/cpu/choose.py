@@ -11,7 +11,7 @@ Note [Which products are ours]
     factors lie along the sum, as those of linear layers do: about as fast as oneDNN's, and what comes after them is in
     the same kernel (the same command with `--dtype bfloat16`). On processors without AVX-512 oneDNN has no kernels for
     bfloat16, and ATen's products of it take 2 to 110 times as long as ours, which widen both factors as they copy them
-    (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). Small ones do, too, and batches, from
+    (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). So do small ones and batches, from
     :data:`WORTH_OF_PAIRS` multiplications on: 1.6 to 75 times as long.
 
     A matrix that never changes is packed once (Note [Matrices in panels]): of such products no part is copying, so they
@@ -64,8 +64,8 @@ def choose_form(
     if tiles is not None:
         return tiles
     emulated = factors == {DType.BF16} and _lacks_bfloat16(machine, processor)
-    narrow = factors == {DType.BF16} and options.contractions != "generated"
-    if narrow and not emulated and (processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed)):
+    narrow = factors == {DType.BF16} and not emulated and options.contractions != "generated"
+    if narrow and (processor not in AMD or not _multiplies_pairs(contraction, buffers, machine, packed)):
         return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
     sides = contraction.rows, contraction.columns, contraction.reduced
     sizes = [product(loop.size for loop in loops).constant for loops in sides]

@@ -90,7 +90,7 @@ def choose_convolution(
     if not all(map(_is_depthwise, parts)):
         if all(_is_tiled(part, buffers, machine) for part in parts):
             return Choice(FORMS["highest"].name, "tile registers take less time than oneDNN's call")
-        if processor in AMD and machine.vector_bits == 512 and _is_of_points(parts, call, buffers, machine):
+        if _multiplies_points(parts[0].left.dtype, machine, processor) and _is_of_points(parts, call, buffers, machine):
             return Choice("fma", f"of one tap: kernels of ours take less time than oneDNN's on {processor}")
         return Choice("aten", "convolutions of several channels are left to ATen")
     if not _is_measured(parts[0].left.dtype, machine, processor):
@@ -99,7 +99,7 @@ def choose_convolution(
     if line:
         why = _slower_in_line(parts, call, buffers, processor)
     else:
-        why = _slower(parts, buffers) or (_slower_in_short_vectors(parts, buffers) if processor in SHORT_AMD else "")
+        why = _slower(parts, buffers, processor)
     return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
 
 
@@ -122,13 +122,20 @@ def _is_tiled(part: Contraction, buffers: Mapping[str, Buffer], machine: Machine
     return long and found.filled >= FILLED and batch * sizes[0] * sizes[1] * sizes[2] >= WORTH
 
 
+def _multiplies_points(dtype: DType, machine: Machine, processor: str) -> bool:
+    """Whether products of pixels are faster than oneDNN's convolutions on processors of this kind, as measured."""
+    if dtype is DType.BF16:
+        return machine.vector_bits == 256 and processor in SHORT_AMD
+    return machine.vector_bits == 512 and processor in AMD and dtype is DType.F32
+
+
 def _is_of_points(
     parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine
 ) -> bool:
     """Whether the result, or gradient by the image, is a product of the pixels with one tap, and large enough."""
     part = parts[0]
     sides = part.rows, part.columns, part.reduced
-    if len(parts) > 1 or part.left.dtype is not DType.F32 or _is_by_weights(part):
+    if len(parts) > 1 or _is_by_weights(part):
         return False
     if any(loop.symbol[0] == "k" and loop.size != 1 for loop in part.reduced) or _steps(part) > 1:
         return False
@@ -137,14 +144,14 @@ def _is_of_points(
         return False
     if product(buffers[part.writes[0]].sizes).constant != sizes[0] * sizes[1] * sizes[2]:
         return False  # the gradient by an image of which pixels are left out
-    chained = sizes[3] <= CHUNK or call.target != CONVOLUTION
+    chained = sizes[3] <= CHUNK or call.target != CONVOLUTION or part.left.dtype is DType.BF16
     return chained and isinstance(product_of(without_single_iterations(part.as_nest()), buffers, machine), MatmulSite)
 
 
 def _is_measured(dtype: DType, machine: Machine, processor: str) -> bool:
     """Whether depthwise convolutions of such numbers were compared with oneDNN's on processors of this kind."""
     if machine.vector_bits < 512:
-        return machine.vector_bits == 256 and processor in SHORT_AMD and dtype is DType.F32
+        return machine.vector_bits == 256 and processor in SHORT_AMD and dtype in (DType.F32, DType.BF16)
     return dtype is DType.F32 or (dtype is DType.BF16 and processor in AMD and multiplies_pairs(machine))
 
 
@@ -166,7 +173,7 @@ def _slower_in_line(
     return "" if step else "along one dimension, of many taps or on a processor on which it was not measured"
 
 
-def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
+def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], processor: str) -> str:
     """Why ATen is as fast or faster for a depthwise convolution of images; ``""`` if it is not."""
     first = parts[0]
     narrow = first.left.dtype is DType.BF16
@@ -182,6 +189,8 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
         images, taps = result, sum(_count(part.reduced) for part in parts)
     together = images.strides[1] == 1
     strided = _steps(first) > 1
+    if processor in SHORT_AMD and (narrow or by_weights or not together or (images.sizes[1].constant or 0) < WIDE):
+        return _slower_in_short_vectors(images, taps, narrow, by_weights)
     if by_weights:
         taken = together or taps >= MANY_TAPS
         return "" if taken else "sums over pixels of a row, a few at a time"
@@ -196,19 +205,16 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
     return ""
 
 
-def _slower_in_short_vectors(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> str:
-    """The same of vectors of 256 bits, of what is faster in vectors of 512."""
-    first = parts[0]
-    by_weights = _is_by_weights(first)
-    images = buffers[loads(first.body)[0].buffer if by_weights else first.writes[0]]
+def _slower_in_short_vectors(images: Buffer, taps: int, narrow: bool, by_weights: bool) -> str:
+    """The same on processors with vectors of 256 bits, where it is not as with those of 512."""
     together = images.strides[1] == 1
+    if narrow:  # ATen has no vectors for it
+        taken = together or (taps <= FEW_TAPS and not by_weights)
+        return "" if taken else "sums over many taps or pixels of a row"
     if not by_weights:
-        wide = (images.sizes[1].constant or 0) >= WIDE
-        return "" if together and wide else "few channels lie together for vectors of 256 bits"
-    if _count(first.columns) < MANY_TAPS:
-        return "sums of few taps by the weights"
+        return "few channels lie together for vectors of 256 bits"
     small = (product(images.sizes[2:]).constant or 0) <= SMALL_IMAGE
-    return "" if small or not together else "sums over many places in few registers"
+    return "" if taps >= MANY_TAPS and (small or not together) else "sums over many places in few registers"
 
 
 def _varies(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> bool:

@@ -41,6 +41,7 @@ __all__ = ["TURNED", "CopiedFactor", "ProductEmitter"]
 
 ROWS = 6  # of a tile
 STRIP = 1 << 17  # elements of the right factor that are copied at once: they stay in the second-level cache
+SHORT_STRIP = 1 << 15  # the same for vectors of 256 bits, beside which that cache has 512 KiB or less
 BLOCK = 168 * ROWS  # rows for which a strip is used; a copy of it costs as much as a few of them. Whole tiles.
 SMALL_BLOCK = 42 * ROWS  # the same where there are few strips
 FEW = 8  # units that keep a machine busy
@@ -96,9 +97,10 @@ class ProductEmitter(KernelEmitter):
         return self.site.inner.extent
 
     def _strip(self) -> int:
-        """Columns of a strip, whole panels."""
+        """Columns of a strip, whole panels. A left factor that is copied is copied for each."""
         summed, columns = self.steps().constant, self.site.columns.extent.constant
-        panels = max(1, STRIP // max(1, (summed or STRIP) * self.panel))
+        size = SHORT_STRIP if self.ops.target.vector_bits == 256 and self.rows_of_left is None else STRIP
+        panels = max(1, size // max(1, (summed or size) * self.panel))
         return self.panel * (panels if columns is None else min(panels, max(1, -(-columns // self.panel))))
 
     def _block(self) -> int:
