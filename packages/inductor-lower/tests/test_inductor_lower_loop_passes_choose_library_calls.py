@@ -59,7 +59,8 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
     for results in (interpret_program(chosen, list(args)), bind_program(generate(chosen))(list(args))):
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)
         assert results[0].stride() == expected.stride()
-    assert choose_library_calls(program, PassContext.of(target=cpu("skylake-avx512"))) == program
+    for other in ("skylake-avx512", "znver3"):
+        assert choose_library_calls(program, PassContext.of(target=cpu(other))) == program
 
 
 def halves(*sizes):

@@ -275,10 +275,13 @@ HOST = Capabilities(
 HOST_SPLITS = SplitPolicy(units=8, least=1 << 16, chunk=1 << 14, long_row=1 << 18, interleaves=True)
 
 
+_ONEDNN_IS_FASTER = ("znver4", "znver5")
+
+
 def choose_on_host(processor: str) -> Choice:
-    """Who computes products on a processor, by LLVM's name of it: oneDNN's linear layer on those that MKL is not
-    written for, see Note [Which product]."""
-    if processor.startswith("znver") and torch.backends.mkldnn.is_available():
+    """Who computes products on a processor, by LLVM's name of it: oneDNN's linear layer on those whose vectors MKL does
+    not use, see Note [Which product]."""
+    if processor in _ONEDNN_IS_FASTER and torch.backends.mkldnn.is_available():
         return Choice("onednn", "matrix products are left to ATen; oneDNN's is the faster one on this processor")
     return Choice("aten", "matrix products are left to ATen")
 

@@ -1,11 +1,12 @@
 """Pass: where ATen has two kernels for the same product, call the one that is faster on this processor.
 
 Note [Which product]
-    ``aten.mm`` is MKL's product. On processors that MKL is not written for, oneDNN's linear layer, which ATen has too,
-    is faster where the first operand has its rows together: by 3 to 9 % for a transformer's layers, by a fifth where
+    ``aten.mm`` is MKL's product. On AMD's processors with 512-bit vectors oneDNN's linear layer, which ATen has too, is
+    faster where the first operand has its rows together: by 3 to 9 % for a transformer's layers, by a fifth where
     rows of the result are a large power of two (measured on a Zen 4 core; for a transposed first operand it is slower).
     Both sum in float32. It has no overload that writes into given memory and costs more to enter, so small products
-    stay.
+    stay. On Zen 3 (AVX2) it ran at 0.90 of the speed of MKL's product, of factors like those of `g @ w` at 0.83 (least
+    0.54; `python -m tools.bench.products --contractions auto --only w` with it), so MKL's stays.
 
     Products of bfloat16 are oneDNN's in both. ``aten.addmm`` copies the bias into every row of the result before, which
     takes long beside the product where little is summed; the linear layer adds it in float32, as the other does.
