@@ -338,7 +338,9 @@ def test_more_than_eight_rows_of_a_matrix_that_never_changes_are_multiplied_in_p
         assert isinstance(made, CompiledGraph)
         assert any(name.endswith("_packed") for name in made.constants) == packed
         assert bool(sites) != packed
-        torch.testing.assert_close(made([x])[0], f(x)[0] if isinstance(f(x), tuple) else f(x))
+        exact = x.double() @ w.double().t()
+        errors = [(got.double() - exact).abs().max() for got in (made([x])[0], x @ w.t())]
+        assert errors[0] <= 1.5 * errors[1] + 2e-7 * exact.abs().max()
 
 
 def in_two_ways(w: torch.Tensor) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:

@@ -60,11 +60,16 @@ def gradients(stride: int, pad: int, dilation: int = 1) -> Graph:
     return of
 
 
+def steps(t: torch.Tensor) -> list[int]:
+    """Strides along dimensions of more than one element: those of others differ between processors in eager mode."""
+    return [step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1]
+
+
 def check(f: Graph, args: list[torch.Tensor], lowered: Compiled) -> None:
     """No further from the exact result than one and a half times eager, and laid out alike."""
     got, want, exact = bind_program(lowered.program)(list(args)), f(*args), f(*(a.double() for a in args))
     for ours, eager, real in zip(got, want, exact, strict=True):
-        assert (ours.dtype, ours.shape, ours.stride()) == (eager.dtype, eager.shape, eager.stride())
+        assert (ours.dtype, ours.shape, steps(ours)) == (eager.dtype, eager.shape, steps(eager))
         errors = [float((each.double() - real).abs().max()) for each in (ours, eager)]
         assert errors[0] <= 1.5 * errors[1] + 2e-5 * float(real.abs().max())
 
@@ -236,7 +241,7 @@ def test_the_faster_one_is_taken_where_they_are_measured_and_equal_ones_are_meas
     lowered = lower(both, args, contractions="auto", tune=True)
     assert len(results) == 6
     for library, generated in zip(results[::2], results[1::2], strict=True):
-        torch.testing.assert_close(generated, library, rtol=1.6e-2, atol=1.6e-2)
+        assert (generated.double() - library.double()).norm() <= 5e-3 * library.double().norm()
     found = reasons(lowered)
     assert sum("generated, ATen 2.0 us, generated 1.0 us" in reason for reason in found) == 3
     assert sum("by its input: ATen, ATen 2.0 us, generated 3.0 us" in reason for reason in found) == 1

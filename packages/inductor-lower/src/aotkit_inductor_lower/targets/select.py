@@ -62,8 +62,9 @@ def start_workers(device: torch.device, options: LowerOptions) -> None:
 
 
 def named_target(name: str) -> Target:
-    """A target by name: ``"cpu"``; ``"cpu:NAME"`` with a level of x86-64, or with LLVM's name of a processor whose
-    choices are made; ``"cuda:0"``; ``"interpreter"``, ``"triton-interpreter"``.
+    """A target by name: ``"cpu"``; ``"cpu:NAME"`` with a level of x86-64, of which nothing else is known and which this
+    processor need not have, or with LLVM's name of a processor whose choices are made; ``"cuda:0"``;
+    ``"interpreter"``, ``"triton-interpreter"``.
 
     Raises ``ValueError`` for another name.
     """
@@ -72,12 +73,15 @@ def named_target(name: str) -> Target:
         return _NAMED[name]
     if kind == "cuda" and which.isdecimal():
         return TritonTarget(name, cuda_capabilities(name))
-    if kind != "cpu":
-        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER, {', '.join(_NAMED)}")
-    from .cpu.target import cpu_target
+    from .cpu.machine import LEVELS, level_machine
+    from .cpu.target import cpu_target, target_of
 
-    if not which or which.startswith("x86-64"):
-        return cpu_target(which or "host")
+    if kind != "cpu" or (which.startswith("x86-64") and which not in LEVELS):
+        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER, {', '.join(_NAMED)}")
+    if which in LEVELS:
+        return target_of(level_machine(which), which)
+    if not which:
+        return cpu_target()
     return replace(cpu_target(), processor=which)
 
 

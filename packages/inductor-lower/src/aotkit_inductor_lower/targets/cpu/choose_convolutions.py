@@ -20,7 +20,7 @@ Note [Which convolutions are ours]
     for images of one row there, before which it copies into another layout (`--only mamba`, `--only sequence`: 1.3 to
     32 times its speed).
 
-    On AMD's processors with 256-bit vectors (measured on Zen 3) those along one dimension are ours in the same cases:
+    On Zen 3, with 256-bit vectors, those along one dimension are ours in the same cases:
     1.2 to 19 times ATen's speed. Of images those of few taps and :data:`WIDE` channels or more that lie together, and
     their gradients by the image: 0.84 to 1.96 times, 1.3 in the mean (`--only depthwise`, both layouts). Of the
     gradients by weights those of many taps: in rows of pixels, or with channels together for up to :data:`SMALL_IMAGE`

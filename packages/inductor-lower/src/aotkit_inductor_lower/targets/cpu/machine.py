@@ -14,10 +14,12 @@ from ...ops.scalar import MATH, MathSymbol
 from .threads import why_one_thread
 
 __all__ = [
+    "LEVELS",
     "Machine",
     "arm_machine",
     "generic_machine",
     "host_machine",
+    "level_machine",
     "processor_machine",
     "target_machine",
 ]
@@ -80,7 +82,8 @@ _V4 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256
 _WITH_TILES = "sapphirerapids"  # LLVM's name of the first processor with AMX
 
 #: Levels of x86-64: the width of vectors, and the features that kernels are generated with.
-_LEVELS = {
+#: Lengths of vectors and features of the levels of x86-64.
+LEVELS = {
     "x86-64": (128, "+sse2"),
     "x86-64-v2": (128, "+sse4.2,+popcnt"),
     "x86-64-v3": (256, "+avx2,+fma,+f16c,+bmi2"),
@@ -91,12 +94,13 @@ _LEVELS = {
 
 def generic_machine(vector_bits: int = 128) -> Machine:
     """A plain x86-64 (128), AVX2 (256) or AVX-512 (512) processor of this operating system."""
-    return _level_machine({128: "x86-64", 256: "x86-64-v3", 512: "x86-64-v4"}[vector_bits])
+    return level_machine({128: "x86-64", 256: "x86-64-v3", 512: "x86-64-v4"}[vector_bits])
 
 
-def _level_machine(name: str) -> Machine:
+def level_machine(name: str) -> Machine:
+    """The processor of a level of x86-64, whether this one has it or not."""
     ensure_llvm()
-    bits, features = _LEVELS[name]
+    bits, features = LEVELS[name]
     cpu = _WITH_TILES if name == "x86-64-amx" else name
     return with_symbols(Machine(llvm.get_process_triple(), cpu, features, bits))
 
@@ -116,12 +120,12 @@ def processor_machine(name: str) -> Machine:
     host = host_machine()
     if name == "host":
         return host
-    bits, _features = _LEVELS[name]
+    bits, _features = LEVELS[name]
     wanted = {"x86-64-v2": ("sse4.2",), "x86-64-amx": ("amx-bf16", "amx-int8")}.get(name, ())
     lacks = bits > host.vector_bits or not all(map(host.has, wanted))
     if not host.triple.startswith(("x86_64", "i686")) or lacks:
         raise ProcessorError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
-    return _level_machine(name)
+    return level_machine(name)
 
 
 def with_symbols(target: Machine) -> Machine:
