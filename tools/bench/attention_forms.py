@@ -17,17 +17,32 @@ __all__ = ["FORMS", "Form", "Timed", "measure_form"]
 
 Run = Callable[["Form", Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 P = 0.1
+APART = 256  # words of a document, and how far back what is near lies
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way to write attention. ``sizes``: batch, heads, heads of keys, queries and keys, numbers of a head."""
+    """A way to write attention. ``sizes``: batch, heads, heads of keys, queries and keys, numbers of a head. ``sees``:
+    of which keys a query sees its own and earlier ones, those of its document, or those at most so far before it."""
 
     name: str
     sizes: tuple[int, int, int, int, int]
     run: Run
     drops: bool = False
     trains_mask: bool = False
+    sees: str = "earlier"
+
+    def seen(self) -> Tensor:
+        """The mask, for all batches."""
+        batch, length = self.sizes[0], self.sizes[3]
+        places = torch.arange(length)
+        apart = places[:, None] - places
+        kinds = {
+            "earlier": apart >= 0,
+            "documents": places[:, None] // APART == places // APART,
+            "near": (apart >= 0) & (apart < APART),
+        }
+        return kinds[self.sees][None, None].expand(batch, 1, -1, -1).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,9 @@ FORMS = (
     Form("long, written out, dropout", (1, 12, 12, 512, 64), _written_drop, drops=True),
     Form("T5, trained bias", (4, 8, 8, 256, 64), _trained, trains_mask=True),
     Form("Swin, trained bias", (64, 4, 4, 49, 32), _trained, trains_mask=True),
+    Form("documents, bools", (1, 4, 4, 2048, 64), _bools, sees="documents"),
+    Form("near, bools", (1, 4, 4, 2048, 64), _bools, sees="near"),
+    Form("documents, written out", (1, 4, 4, 2048, 64), _written, sees="documents"),
 )
 
 
@@ -112,9 +130,7 @@ class _Step:
         self.heads = whole.split((heads, shared, shared), dim=1)
         self.bias = torch.randn(1, heads, length, length, dtype=dtype)
         self.gradient = torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2)
-        self.seen = (
-            torch.ones(length, length, dtype=torch.bool).tril()[None, None].expand(batch, 1, -1, -1).contiguous()
-        )
+        self.seen = form.seen()
 
     def call(self, noise: Tensor | None = None) -> Callable[..., Tensor]:
         def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import Kernel
 from ..machine import Machine
 from .attention_blocks import FLOAT, ROWS, AttentionBlocks
+from .attention_hidden import HiddenBlocks, leaves_out
 from .attention_rows import AttentionRows, Line, Masks, Rows
-from .attention_writer import AttentionWriter
+from .attention_writer import ALIGNED, AttentionWriter
 from .emitter import Ssa, imm
 from .lanes import Lanes
 
@@ -44,6 +45,7 @@ class AttentionOnVectors(AttentionWriter):
         super().__init__(kernel, site, target, declarations)
         self.blocks = AttentionBlocks(self.em, target, site.dtype, site.head)
         self.rows_of = AttentionRows(self.blocks)
+        self.hidden = HiddenBlocks(self.blocks) if leaves_out(site) else None
 
     def emit(self) -> KernelText:
         """The kernel's text. Units may run at once: what is added up is memory of theirs."""
@@ -112,6 +114,37 @@ class AttentionOnVectors(AttentionWriter):
             write()
             return
         self.em.choose(self.bit(f"sgt i64 {count.text}, 0", count), None, write, lambda: None)
+
+    def flags(self, *names: str) -> dict[str, int]:
+        """The sizes of flags of this name, where there is a mask that may hide blocks whole."""
+        return dict.fromkeys(names if self.hidden else (), ALIGNED)
+
+    def note(self, flag: str, which: tuple[int, ...], first: Ssa, count: Ssa) -> None:
+        """Let a flag be whether so many lines of some inputs have small numbers alone; in the backward of queries, also
+        what is saved of them."""
+        if self.hidden is None:
+            return
+        self.hidden.set(self.places[flag], 1)
+        for one in which:
+            lines = self.site.inputs[one]
+            self.hidden.note_large(self.start(lines, first), count, lines.dtype, self.places[flag])
+        for lines in self.site.saved if self.site.backward and 0 in which else ():
+            self.hidden.note_large(self.start(lines, first), count, lines.dtype, self.places[flag], saved=True)
+
+    def unless_hidden(
+        self, flags: tuple[str, ...], rows: tuple[Ssa, Ssa], keys: tuple[Ssa, Ssa], write: Callable[[], None]
+    ) -> None:
+        """``write``, unless a mask hides so many keys (from one on) from so many rows (from one on), where these flags
+        are set; see Note [Blocks that are hidden]."""
+        mask = self.site.mask
+        if self.hidden is None or mask is None:
+            write()
+            return
+        (first, count), (key, number), (_, seen) = rows, keys, mask.read
+        assert seen is not None
+        self.hidden.set(self.places["no key"], 1)
+        self.hidden.note_seen(self.start(seen, first, key), count, number, self.places["no key"])
+        self.hidden.unless(tuple(self.places[flag] for flag in (*flags, "no key")), write)
 
     def scores(self, name: str, first: Ssa, count: Ssa, keys: Ssa, query: Ssa, key: Ssa, filled: Ssa) -> Rows:
         """Rows of scores from the number ``first`` on of a part of the memory."""

@@ -15,6 +15,7 @@ from .emitter import Ssa, imm
 __all__ = ["VectorAttentionBackward"]
 
 KEYS = 384  # of a block: a multiple of the width of panels, and of the lines of a product
+KEYS_OF_MASKS = 192  # the same where a mask may hide blocks whole
 QUERIES = 4 * GROUP  # of a block
 
 
@@ -28,7 +29,8 @@ class VectorAttentionBackward(AttentionOnVectors):
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Copies of lines, weights and gradients of scores of a block, and sums of all lines of a head."""
         em = self.em
-        self.set_block(self.limit(self.keys, KEYS, 3 * self.blocks.width))
+        block = KEYS_OF_MASKS if self.hidden else KEYS
+        self.set_block(self.limit(self.keys, block, 3 * self.blocks.width))
         self.room = self.limit(self.queries, QUERIES, GROUP)
         sizes = self.copies(self.block, ("keys", "values"), ("keys",))
         sizes |= dict.fromkeys(("turned keys", "turned values"), self.turned_bytes(self.block))
@@ -37,7 +39,7 @@ class VectorAttentionBackward(AttentionOnVectors):
         if self.blocks.group == 2:
             pairs = ("pairs of weights", "pairs of changes")
             sizes |= dict.fromkeys(pairs, self.room // 2 * self.stride * FLOAT)
-        self.reserve(sizes)
+        self.reserve(sizes | self.flags("small queries", "small keys", "no key"))
         self.sizes: dict[str, Ssa] = {}
         for name, count in (("of queries", self.queries), ("of keys", self.keys), ("of values", self.keys)):
             heads = self.site.shared if name == "of queries" else 1
@@ -75,6 +77,7 @@ class VectorAttentionBackward(AttentionOnVectors):
         for which, name in ((1, "keys"), (2, "values")):
             self.copy(which, key, keys, name, self.block, self.blocks.width)
             self.blocks.turn(self.places[name], self.block, keys, self.places[f"turned {name}"])
+        self.note("small keys", (1, 2), key, keys)
         begin = em.round_down(key, QUERIES) if self.skips else imm(0)
         block = functools.partial(self._block, key, keys)
 
@@ -88,12 +91,17 @@ class VectorAttentionBackward(AttentionOnVectors):
         """A block of keys by one of queries."""
         em = self.em
         count = em.minimum(em.sub(self.ctx.scalar(self.queries), query), imm(self.room))
-        for which, name in ((0, "queries"), (3, "gradients")):
-            self.copy(which, query, count, name, self.room, ROWS)
-        em.loop(imm(0), count, GROUP, [], functools.partial(self._group, key, keys, query, count), "group")
-        seen = self.seen(keys, key, em.sub(em.add(query, count), imm(1)))
-        lines = functools.partial(self._sum_over_queries, key, query, count)
-        em.loop(imm(0), seen, ROWS, [], lines, "lines")
+        self.note("small queries", (0, 3, 4), query, count)
+
+        def some() -> None:
+            for which, name in ((0, "queries"), (3, "gradients")):
+                self.copy(which, query, count, name, self.room, ROWS)
+            em.loop(imm(0), count, GROUP, [], functools.partial(self._group, key, keys, query, count), "group")
+            seen = self.seen(keys, key, em.sub(em.add(query, count), imm(1)))
+            lines = functools.partial(self._sum_over_queries, key, query, count)
+            em.loop(imm(0), seen, ROWS, [], lines, "lines")
+
+        self.unless_hidden(("small queries", "small keys"), (query, count), (key, keys), some)
         return []
 
     def _group(self, key: Ssa, keys: Ssa, query: Ssa, count: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:

@@ -19,6 +19,7 @@ __all__ = ["VectorAttentionForward"]
 
 CHUNK = 22 * GROUP  # queries of a unit
 KEYS = 512  # of a block
+KEYS_OF_MASKS = 256  # the same where a mask may hide blocks whole
 
 
 class VectorAttentionForward(AttentionOnVectors):
@@ -31,7 +32,7 @@ class VectorAttentionForward(AttentionOnVectors):
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Copies of lines, scores of some queries, and sums."""
-        self.set_block(self.limit(self.keys, KEYS, self.blocks.width))
+        self.set_block(self.limit(self.keys, KEYS_OF_MASKS if self.hidden else KEYS, self.blocks.width))
         self.room = self.limit(self.queries, CHUNK, GROUP)
         sizes = self.copies(self.block, ("keys",), ("values",)) | self.copies(self.room, ("queries",), ())
         sizes |= {
@@ -40,7 +41,7 @@ class VectorAttentionForward(AttentionOnVectors):
             "scores": GROUP * self.stride * FLOAT,
         }
         sizes |= dict.fromkeys(("tops", "totals", "divisors", "kept"), (self.room + 16) * FLOAT)
-        self.reserve(sizes)
+        self.reserve(sizes | self.flags("small queries", "small keys", "no key"))
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
         """Some queries of a head."""
@@ -51,6 +52,7 @@ class VectorAttentionForward(AttentionOnVectors):
         self.place(site.batch, em.unsigned("udiv", unit, chunks))
         count = em.minimum(em.sub(ctx.scalar(self.queries), first), imm(CHUNK))
         self.copy(0, first, count, "queries", self.room, ROWS)
+        self.note("small queries", (0,), first, count)
         self._begin(count)
         end = ctx.scalar(self.keys)
         if site.causal:
@@ -77,6 +79,7 @@ class VectorAttentionForward(AttentionOnVectors):
         keys = em.minimum(em.sub(end, key), imm(self.block))
         self.copy(1, key, keys, "keys", self.block, self.blocks.width)
         self.copy(2, key, keys, "values", self.block, 1)
+        self.note("small keys", (1, 2), key, keys)
         self.blocks.turn(self.places["keys"], self.block, keys, self.places["turned keys"])
         em.loop(imm(0), count, GROUP, [], functools.partial(self._group, first, count, key, keys), "group")
         return []
@@ -98,7 +101,8 @@ class VectorAttentionForward(AttentionOnVectors):
             weights = sums, self.stride, 1
             blocks.add_lines(weights, self.places[self.right("values")], self.block, rows, (imm(0), seen), results)
 
-        self.if_any(seen, some)
+        small = "small queries", "small keys"
+        self.if_any(seen, lambda: self.unless_hidden(small, (query, rows), (key, seen), some))
         return []
 
     # -- results -------------------------------------------------------------------------------------------
