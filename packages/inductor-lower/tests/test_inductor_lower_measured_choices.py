@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
-from aotkit_inductor_lower.ir import Program
+from aotkit_inductor_lower.ir import Buffer, BufferKind, Program
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.passes import Decision
+from aotkit_inductor_lower.symbolic import to_expr
 from aotkit_inductor_lower.targets.cpu import host_machine, measured
 from aotkit_inductor_lower.targets.cpu.measured import MeasuredRace, time_in_turns
 
@@ -255,6 +256,14 @@ def test_measuring_leaves_the_generator_alone_and_works_within_modes(monkeypatch
     assert judge.asked == 1 and torch.equal(torch.get_rng_state(), before)
     assert isinstance(compiled, CompiledGraph)
     assert_as_eager(compiled, layer, *LAYER)
+
+
+def test_masks_of_made_up_operands_hide_nothing() -> None:
+    """Of what is hidden nothing is computed, so kernels would seem fast."""
+    size = (to_expr(3), to_expr(4)), (to_expr(5), to_expr(1))
+    for dtype, sums in (("bool", 12), ("int64", 0)):
+        made = measured._example(Buffer("b", dtype, *size, BufferKind.INPUT), torch.Generator())
+        assert made.stride() == (5, 1) and made.sum() == sums
 
 
 def test_calls_are_timed_in_turns() -> None:

@@ -197,9 +197,10 @@ def _bytes(buffer: Buffer) -> int:
 
 
 def _example(buffer: Buffer, random: torch.Generator) -> torch.Tensor:
-    """A tensor that lies as one of the graph does: of random numbers, or of zeros where numbers may be places."""
+    """A tensor that lies as one of the graph does: of random numbers, of zeros where numbers may be places, and of ones
+    where these are truths: a mask that hides everything would leave nothing to compute."""
     dtype = getattr(torch, buffer.dtype)
-    flat = torch.zeros(_span(buffer), dtype=dtype)
+    flat = torch.full((_span(buffer),), dtype is torch.bool, dtype=dtype)
     if dtype.is_floating_point and dtype.itemsize > 1:
         flat.uniform_(-1, 1, generator=random)
     elif dtype.is_floating_point:
