@@ -180,7 +180,8 @@ def test_every_kernel_of_a_step_has_its_time() -> None:
     assert 0 < measured.kernels_ms <= 1.001 * measured.watched_ms
     assert measured.kernels_ms == pytest.approx(sum(row.ms for row in measured.rows))
     assert all(row.ms > 0 and row.calls > 0 for row in measured.rows)
-    linear = [row for row in measured.rows if row.flops and row.flops >= 2 * 1024 * 384 * 384]
+    least = 2 * 1024 * 384 * 384  # of a product; nobody knows it of ATen's calls, which it may be left to
+    linear = [row for row in measured.rows if (row.flops or 0) >= least or re.match(r"aten\.(add)?mm\.", row.name)]
     assert sum(row.calls for row in linear) >= 11, "four layers forward, seven gradients of products"
 
 
