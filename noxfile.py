@@ -101,7 +101,7 @@ SYSTEM_SESSIONS = ("emulated_kernels", "system_tests", "emulated_levels")
 #: Not emulated: tests that take long, of tile registers, which are looked for by what this processor has, of levels of
 #: x86-64, since each would be the emulated one, and of several threads, whose memory this processor keeps in order.
 NOT_EMULATED = ("all_orientations_and_types", "many_rows_are_products_in_tile", "levels_of_x86", "on_vectors_without",
-                "on_one_thread_and_on_two")  # fmt: skip
+                "on_one_thread_and_on_two", "strips_of_short_vectors")  # fmt: skip
 
 #: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
 #: pass under each of them. A processor without AVX-512 has it neither in torch's own loops nor in oneDNN's; on the
