@@ -5,8 +5,8 @@ Note [Columns that lie apart]
     one page or two, so at an end nothing is on its way. Four columns that lie a quarter of a strip apart are in pages
     that end at different times. That is a guess at the cause; what was measured is that one row of float32 takes 0.85
     of the time that it took, eight rows 0.69, one row of bfloat16 0.86 and two 0.65 (``python -m tools.bench.decode
-    --products``, before and after, Zen 4). On Zen 3 one row of float32 takes 0.81 to 0.88 of the time, of bfloat16 0.6
-    to 0.86, and of bytes that are widened 0.69 to 0.84, with weights that are in no cache.
+    --products``, before and after, Zen 4). Zen 3 reads one row of bfloat16 in two thirds of the time (a token of the
+    bench of decode, before and after).
 
     How far ahead is asked for: of float32 a little ahead in the same column, as its columns are long. Columns of
     narrower numbers are short, and some places ahead would often be in the next column, or, behind the last one of a
