@@ -7,6 +7,7 @@ python -m tools.bench.attention                     BERT, GPT-2, Llama and ViT s
 python -m tools.bench.attention --threads 2         wall time of two threads (else processor time of one)
 python -m tools.bench.attention --dtype bfloat16    one type only
 python -m tools.bench.attention --sizes 8x8x49x64   fused calls of these sizes: batch, heads, length, head
+python -m tools.bench.attention --forms documents near      steps whose names begin so, and no fused calls
 python -m tools.bench.attention --contractions generated   all fused calls ours, also where ATen's are chosen
 
 Queries, keys and values are views of one projection, as models make them. Turns follow each other at once, and the
@@ -28,7 +29,7 @@ from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu.ways import ways_of
 from tools.bench.__main__ import machine
-from tools.bench.attention_forms import FORMS, measure_form
+from tools.bench.attention_forms import FORMS, Form, measure_form
 from tools.bench.turns import begin, compared, geometric_mean
 
 __all__ = ["SHAPES", "Row", "Shape", "main", "measure"]
@@ -159,11 +160,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), nargs="*", default=("float32", "bfloat16"))
     parser.add_argument("--sizes", nargs="+", type=_sizes)
+    parser.add_argument("--forms", nargs="+")
     parser.add_argument("--contractions", choices=("auto", "generated"), default="auto")
     chosen = parser.parse_args()
     options = LowerOptions(check_inputs=False, contractions=chosen.contractions)
     clock = begin(chosen.threads)
-    shapes, forms = (SHAPES, FORMS) if chosen.sizes is None else ([Shape("", sizes) for sizes in chosen.sizes], ())
+    shapes: Sequence[Shape] = SHAPES
+    forms: Sequence[Form] = FORMS
+    if chosen.sizes is not None:
+        shapes, forms = [Shape("", sizes) for sizes in chosen.sizes], ()
+    elif chosen.forms is not None:
+        shapes, forms = (), [form for form in FORMS if form.name.startswith(tuple(chosen.forms))]
     ways = sorted(way for way in ways_of(host_machine()) if way.startswith("attention"))
     print(f"{machine()}; threads: {chosen.threads}; kernels of ours: {', '.join(ways) or 'none'}\n")
     print("| attention | batch, heads, length, head | type | way | ATen ms | ours ms | x ATen | ATen off | ours off |")
@@ -194,7 +201,8 @@ def main() -> int:
     for name in chosen.dtype:
         for direction in ("forward", "backward"):
             ratios = [r.ratio for r in found if r.direction == direction and r.dtype is getattr(torch, name)]
-            print(f"{name} {direction}: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
+            if ratios:
+                print(f"{name} {direction}: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
         if name in steps:
             print(f"{name} step: geometric mean {geometric_mean(steps[name]):.2f}, least {min(steps[name]):.2f}")
     return int(wrong)

@@ -78,6 +78,16 @@ def test_every_folder_is_a_target_that_is_loaded_and_every_interpreter_is_found_
         assert named_target(name).id == name
     with pytest.raises(ValueError, match="there are cpu, cpu:NAME, cuda:NUMBER, interpreter, triton-interpreter"):
         named_target("abacus")
+    with pytest.raises(ValueError, match="there is no target cpu:x86-64-v9"):
+        named_target("cpu:x86-64-v9")
+
+
+def test_levels_of_x86_are_targets_wherever_passes_run() -> None:
+    assert [named_target(f"cpu:{name}").machine.vector_bits for name in ("x86-64", "x86-64-v3", "x86-64-v4")] == [
+        128,
+        256,
+        512,
+    ]
 
 
 def test_no_machine_is_any_processor() -> None:

@@ -11,8 +11,8 @@ Note [Which products are ours]
     factors lie along the sum, as those of linear layers do: about as fast as oneDNN's, and what comes after them is in
     the same kernel (the same command with `--dtype bfloat16`). On processors without AVX-512 oneDNN has no kernels for
     bfloat16, and ATen's products of it take 2 to 110 times as long as ours, which widen both factors as they copy them
-    (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). So do small ones and batches, from
-    :data:`WORTH_OF_PAIRS` multiplications on: 1.6 to 75 times as long.
+    (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). So small ones and batches are ours,
+    too, from :data:`WORTH_OF_PAIRS` multiplications on.
 
     A matrix that never changes is packed once (Note [Matrices in panels]): of such products no part is copying, so they
     pay for fewer rows, also where their number is known at run time only, and those of bfloat16 whichever way the

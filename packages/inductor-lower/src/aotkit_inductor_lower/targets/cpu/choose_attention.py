@@ -14,10 +14,9 @@ Note [Which attention is vectors]
     written for them: in float32 0.4 to 0.95 of it, in bfloat16 (in pairs) 0.05 to 0.6, from eight queries and keys on,
     with heads of 4 to 256 numbers (`python -m tools.bench.attention`, with `--sizes` for other sizes, on Zen 4). Where
     torch has no more than AVX2, products of bfloat16 are what takes ATen's time: ours take 0.4 to 0.8 of it forward,
-    and 0.05 to 0.15 backward (Zen 4, with torch, MKL and oneDNN held to AVX2; Zen 3 the same). On Zen 3 that
-    of float32 is ours there, too: 0.3 to 0.9 of ATen's time, of a thousand keys that all are seen 0.9 to 1.05 of it,
-    where seven eighths of ours are products at nine tenths of what the units can do.
-    Elsewhere nothing was measured, and attention stays ATen's unless ours is asked for.
+    and 0.05 to 0.15 backward (Zen 4, with torch, MKL and oneDNN held to AVX2; Zen 3 the same). On Zen 3 that of float32
+    is ours there, too: half to all of ATen's time, the latter where a thousand keys are all seen, and products are most
+    of the work. Elsewhere nothing was measured, and attention stays ATen's unless ours is asked for.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ...kernel_ir.nodes import Kernel
 from ...kernel_passes.normal_form import kernel_of
 from ...options import LowerOptions
 from ...target import Choice
-from .choose_few_rows import AMD
+from .choose_few_rows import AMD, SHORT_AMD
 from .choose_tiles import precision_of_products
 from .machine import Machine
 from .products import has_tiles, multiplies_pairs
@@ -47,7 +46,6 @@ _FILLED = 0.58
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 _FEW = 8  # queries and keys: of less, vectors are
 _NARROW = 4  # numbers of a head, at least
-_AVX2 = ("znver3",)  # AMD's processors with vectors of 256 bits that were measured
 
 
 def multiplies_attention(machine: Machine) -> bool:
@@ -120,7 +118,7 @@ def _against_vectors(lengths: Lengths, head: int, wide: bool, machine: Machine, 
     """The same of vectors, see Note [Which attention is vectors]."""
     fast = processor in AMD and (machine.vector_bits == 512 if wide else multiplies_pairs(machine))
     if torch.backends.cpu.get_cpu_capability() == "AVX2":
-        fast = fast or not wide or (processor in _AVX2 and machine.vector_bits == 256)
+        fast = fast or not wide or (processor in SHORT_AMD and machine.vector_bits == 256)
     if not fast:
         return f"ATen's blocks were not measured to be slower on {processor}"
     if head < _NARROW or any(size is not None and size < _FEW for size in lengths):

@@ -30,8 +30,8 @@ from ...symbolic import Symbol, product
 from ...target import Choice
 from .machine import Machine
 
-__all__ = ["AMD", "FEW_FOR_TILES", "FEW_ROWS", "IN_PAGES", "LEAST", "choose_few_rows", "lacks_float16", "lies_along"]
-__all__ += ["SHORT_AMD"]
+__all__ = ["AMD", "FEW_FOR_TILES", "FEW_ROWS", "IN_PAGES", "LEAST", "SHORT_AMD"]
+__all__ += ["choose_few_rows", "lacks_float16", "lies_along"]
 
 FEW_ROWS = 16
 FEW_FOR_TILES = 8  # rows up to which no tiles are as fast
@@ -39,8 +39,8 @@ WORTH_READING = 1 << 14  # elements of the matrix: a product of few rows with le
 UNKNOWN = 1024  # a size that is known at run time only
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 AMD = ("znver4", "znver5")  # with vectors of 512 bits
-IN_PAGES = ("znver3", *AMD)  # what fetches ahead up to the end of a page, see Note [Columns that lie apart]
 SHORT_AMD = ("znver3",)  # with vectors of 256 bits, as far as they were measured
+IN_PAGES = (*SHORT_AMD, *AMD)  # what fetches ahead up to the end of a page, see Note [Columns that lie apart]
 PACKED = "aten._weight_int4pack_mm_for_cpu.default"
 FULL = 16  # rows of which tile registers are full
 GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")

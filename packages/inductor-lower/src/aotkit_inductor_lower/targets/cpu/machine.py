@@ -82,7 +82,6 @@ _V4 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256
 _WITH_TILES = "sapphirerapids"  # LLVM's name of the first processor with AMX
 
 #: Levels of x86-64: the width of vectors, and the features that kernels are generated with.
-#: Lengths of vectors and features of the levels of x86-64.
 LEVELS = {
     "x86-64": (128, "+sse2"),
     "x86-64-v2": (128, "+sse4.2,+popcnt"),

@@ -49,6 +49,10 @@ class HiddenBlocks:
         """Make a flag 1 or 0."""
         self.em.effect(f"store i8 {value}, ptr {flag.text}, align 1")
 
+    def where(self, flag: Ssa, write: Callable[[], None]) -> None:
+        """``write``, where a flag is 1."""
+        self.em.choose(_is_set(self.em, flag), None, write, lambda: None)
+
     def unless(self, flags: tuple[Ssa, ...], write: Callable[[], None]) -> None:
         """``write``, where not all of these flags are 1."""
         bits = [_is_set(self.em, flag) for flag in flags]
@@ -104,7 +108,8 @@ class HiddenBlocks:
             (wide,) = em.loop(imm(0), whole, _BYTES, [none], functools.partial(some, many), "bytes")
             one = Carried("i8", Ssa("0", "i8"))
             (rest,) = em.loop(whole, keys, 1, [one], functools.partial(some, "i8"), "byte")
-            every = em.here("i256", f"bitcast {wide.typed} to i256")
+            whole_bits = f"i{8 * _BYTES}"
+            every = em.here(whole_bits, f"bitcast {wide.typed} to {whole_bits}")
             parts = em.here("i1", f"icmp ne {every.typed}, 0"), em.here("i1", f"icmp ne {rest.typed}, 0")
             em.choose(_joined(em, *parts), None, lambda: _clear(em), lambda: None)
 

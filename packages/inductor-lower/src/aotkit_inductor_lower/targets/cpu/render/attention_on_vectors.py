@@ -132,10 +132,15 @@ class AttentionOnVectors(AttentionWriter):
             self.hidden.note_large(self.start(lines, first), count, lines.dtype, self.places[flag], saved=True)
 
     def unless_hidden(
-        self, flags: tuple[str, ...], rows: tuple[Ssa, Ssa], keys: tuple[Ssa, Ssa], write: Callable[[], None]
+        self,
+        flags: tuple[str, ...],
+        rows: tuple[Ssa, Ssa],
+        keys: tuple[Ssa, Ssa],
+        write: Callable[[], None],
+        note: Callable[[], None] = lambda: None,
     ) -> None:
         """``write``, unless a mask hides so many keys (from one on) from so many rows (from one on), where these flags
-        are set; see Note [Blocks that are hidden]."""
+        are set; see Note [Blocks that are hidden]. ``note`` sets some of them where the mask hides all."""
         mask = self.site.mask
         if self.hidden is None or mask is None:
             write()
@@ -144,6 +149,7 @@ class AttentionOnVectors(AttentionWriter):
         assert seen is not None
         self.hidden.set(self.places["no key"], 1)
         self.hidden.note_seen(self.start(seen, first, key), count, number, self.places["no key"])
+        self.hidden.where(self.places["no key"], note)
         self.hidden.unless(tuple(self.places[flag] for flag in (*flags, "no key")), write)
 
     def scores(self, name: str, first: Ssa, count: Ssa, keys: Ssa, query: Ssa, key: Ssa, filled: Ssa) -> Rows:

@@ -91,7 +91,6 @@ class VectorAttentionBackward(AttentionOnVectors):
         """A block of keys by one of queries."""
         em = self.em
         count = em.minimum(em.sub(self.ctx.scalar(self.queries), query), imm(self.room))
-        self.note("small queries", (0, 3, 4), query, count)
 
         def some() -> None:
             for which, name in ((0, "queries"), (3, "gradients")):
@@ -101,7 +100,8 @@ class VectorAttentionBackward(AttentionOnVectors):
             lines = functools.partial(self._sum_over_queries, key, query, count)
             em.loop(imm(0), seen, ROWS, [], lines, "lines")
 
-        self.unless_hidden(("small queries", "small keys"), (query, count), (key, keys), some)
+        note = functools.partial(self.note, "small queries", (0, 3, 4), query, count)
+        self.unless_hidden(("small queries", "small keys"), (query, count), (key, keys), some, note)
         return []
 
     def _group(self, key: Ssa, keys: Ssa, query: Ssa, count: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:
