@@ -114,6 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of tests marked `sample` a part stays, of those marked `nightly` none; tests marked `gpu` say what they lack."""
+    _mark_thinned(items)
     if not config.getoption("--whole", default=False):
         _keep_samples(config, items)
     if part := config.getoption("--part", default=None):
@@ -127,17 +128,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
 
 
+def _mark_thinned(items: list[pytest.Item]) -> None:
+    """Functions of tools/thinned_tests.txt are samples: every so many-th parameter, or of those that a mark leaves.
+
+    How the list is made says Note [Tests that are thinned] in tools/test_times.py.
+    """
+    lines = (Path(__file__).parent / "tools" / "thinned_tests.txt").read_text(encoding="utf-8").splitlines()
+    every = {name: int(number) for number, _, name in (line.partition(" ") for line in lines)}
+    for item in items:
+        if number := every.get(item.nodeid.partition("[")[0]):
+            own = item.get_closest_marker("sample")
+            arguments = (own.args, own.kwargs) if own else ((), {})
+            item.add_marker(pytest.mark.sample(*arguments[0], **arguments[1], every=number), append=False)
+
+
+def _sample(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Those of a test function's cases that its mark leaves; every so many-th begins elsewhere for each function."""
+    mark = cases[0].get_closest_marker("sample")
+    assert mark is not None
+    if mark.args:
+        cases = cases[: mark.args[0]]
+    elif ways := mark.kwargs.get("ways"):
+        cases = _covering(cases, ways)
+    every = mark.kwargs.get("every", 1)
+    first = zlib.crc32(cases[0].nodeid.partition("[")[0].encode()) % every
+    return cases[first::every] or cases[:1]
+
+
 def _keep_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``sample(n)``: the first n parameters; ``sample(ways=n)``: see `_covering`; ``nightly``: none."""
+    """``sample(n)``: the first n parameters; ``sample(ways=n)``: see `_covering`; ``every=n``; ``nightly``: none."""
     drawn = dict[str, list[pytest.Item]]()
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("nightly"):
             drawn.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = set[pytest.Item]()
     for cases in drawn.values():
-        mark = cases[0].get_closest_marker("sample")
-        assert mark is not None
-        kept.update(cases[: mark.args[0]] if mark.args else _covering(cases, mark.kwargs["ways"]))
+        kept.update(_sample(cases))
     drawn_or_nightly = {item for item in items if any(map(item.get_closest_marker, ("sample", "nightly")))}
     left_out = [item for item in items if item in drawn_or_nightly and item not in kept]
     if left_out:

@@ -1,4 +1,4 @@
-"""Of a test marked `sample` a part of the parameters runs, all with `--whole`; other tests are whole."""
+"""Of a test marked `sample` or thinned a part of the parameters runs, all with `--whole`; other tests are whole."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tools import test_times
 from tools.workspace import ROOT
 
 Cases = dict[bool, dict[str, list[tuple[int, ...]]]]
@@ -88,3 +89,32 @@ def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways
     for axes in itertools.combinations(range(3), ways):
         values = itertools.product(*(range((4, 3, 2)[axis]) for axis in axes))
         assert {tuple(case[axis] for axis in axes) for case in cases} == set(values)
+
+
+def test_long_functions_keep_about_three_parameters() -> None:
+    lines = [f"{seconds}\ta.py::test_{name}[{n}]" for name, seconds, count in TIMES for n in range(count)]
+    assert test_times.thinned([*lines, "9\ta.py::test_alone"]) == {"a.py::test_long": 3, "a.py::test_longest": 6}
+
+
+TIMES = [("long", 0.2, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 3), ("cpu_kinds", 7, 9)]
+
+
+def test_every_function_of_the_list_is_there() -> None:
+    text = dict[str, str]()
+    for line in test_times.THINNED.read_text(encoding="utf-8").splitlines():
+        every, _, name = line.partition(" ")
+        file, function = name.split("::")
+        text.setdefault(file, (ROOT / file).read_text(encoding="utf-8"))
+        assert 2 <= int(every) <= 6 and f"def {function}(" in text[file], name
+
+
+def test_of_a_function_of_the_list_every_so_many_th_parameter_is_collected() -> None:
+    name = "tools/tests/test_tools_fuzz_ops.py::test_operators_with_drawn_arguments_are_as_eager"
+    assert name in test_times.THINNED.read_text(encoding="utf-8")
+    counts = []
+    for options in ([], ["--whole"], ["--whole", "-m", "sample"]):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", name, *options]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+        counts.append(done.stdout.count(f"{name}["))
+    few, whole, marked = counts
+    assert 0 < few < whole == marked
