@@ -130,7 +130,10 @@ class FewRowsOfBytes(FewRowsEmitter):
         whole = em.round_down(size, self.step)
         body = functools.partial(self._add_bytes, columns, at, rows)
         sums = [self.zero()] * (each * columns)
-        sums = em.loop(imm(0), whole, self.step, carried(sums), functools.partial(body, None), "k")
+        lines = em.round_down(size, BYTES)
+        sums = em.loop(imm(0), lines, BYTES, carried(sums), functools.partial(self._add_line, columns, at, rows), "k")
+        if self.step < BYTES:
+            sums = em.loop(lines, whole, self.step, carried(sums), functools.partial(body, None), "k")
         sums = em.loop(whole, size, self.step, carried(sums), functools.partial(body, size), "k")
         for column in range(columns):
             totals = [self._total(value) for value in sums[column * each : (column + 1) * each]]
@@ -139,14 +142,22 @@ class FewRowsOfBytes(FewRowsEmitter):
                 value = em.here(self.element, f"sub {total.typed}, {totals[-1].text}") if self.apart else total
                 em.effect(f"store {value.typed}, ptr {self.at(self.sums, offset).text}")
 
-    def _add_bytes(self, columns: int, at: Ssa, rows: range, end: Ssa | None, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
+    def _add_line(self, columns: int, at: Ssa, rows: range, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
+        """A whole line of each column, in as many vectors as it has; what lies ahead is asked for once."""
+        for start in range(0, BYTES, self.step):
+            sums = self._add_bytes(columns, at, rows, None, self.em.add(k, imm(start)), sums, ahead=start == 0)
+        return sums
+
+    def _add_bytes(
+        self, columns: int, at: Ssa, rows: range, end: Ssa | None, k: Ssa, sums: list[Ssa], *, ahead: bool = False
+    ) -> list[Ssa]:
         em, each, result = self.em, len(rows) + self.apart, list(sums)
         vector = self.some(Vector(self.inner, k, self.step, 1), end)
         left = self.factors(rows, k)
         for column in range(columns):
             self.ctx.symbols[self.columns] = em.add(at, imm(column))
             right = self.widened(self.byte_vector(self.right_byte, None, vector, k))
-            if end is None and rows.start == 0:
+            if ahead and rows.start == 0:
                 self._ask_ahead(vector, k)
             for row, value in enumerate(left):
                 result[column * each + row] = self.dot(result[column * each + row], value, right)

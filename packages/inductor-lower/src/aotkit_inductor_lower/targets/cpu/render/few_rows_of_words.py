@@ -4,7 +4,9 @@ Note [Products of bytes as words]
     ``vpmaddwd`` multiplies words of 16 bits and adds both products of a pair to a number of 32 bits, which has room for
     them whatever the bytes are. (``vpmaddubsw`` takes bytes, but its sums are of 16 bits, and end at 32767.) So the
     left factor is copied as words, and bytes of the matrix are widened when they are loaded. A byte of the matrix takes
-    three instructions for each sixteen of them then, which is less time than its memory does for a few rows.
+    three instructions for each sixteen of them then, which is less time than its memory does for a few rows. Four such
+    vectors, a line of memory, are multiplied in one iteration: with one, what counts steps and asks for memory ahead
+    takes as long as the products.
 """
 
 from __future__ import annotations
