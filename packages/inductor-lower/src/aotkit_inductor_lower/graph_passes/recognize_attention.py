@@ -16,8 +16,8 @@ Note [What a mask may be]
     beside it, where the target knows these; another one beside it (``&``) is.
 
 Note [Queries that see no key]
-    Softmax makes nan of such a query's weights, so all gradients of values are nan in eager mode: those of keys that the
-    query was never to see as well. Kernels that hide later keys by where they are compute no block of these. So where
+    Softmax makes nan of such a query's weights, so all gradients of values are nan in eager mode: those of keys that
+    the query was never to see as well. Kernels that hide later keys by where they are compute no block of these. Where
     gradients are wanted, and another mask may hide all that is left, the whole condition is a mask: under it gradients
     of scores are 0, whatever the weights are, and no block is left out for a query that is lost. Rows that become 0 in
     the place of nan (``zero_empty``) need none of this.
