@@ -60,11 +60,16 @@ def digits_of_part(
 ) -> tuple[list[tuple[str, Expr]], ...] | None:
     """As :func:`digits_of`, of positions that all pass the same part of a buffer, each of its elements once: a slice,
     or rows without their ends. ``None`` where the parts differ, and where sizes are not known."""
-    runs = [_runs(flat, own) for flat, own in zip(flats, sizes, strict=True)]
-    parts = [run and [(weight, length) for weight, length, _ in run] for run in runs]
-    if None in runs or any(part != parts[0] for part in parts) or len({_start(flat) for flat in flats}) != 1:
+    runs = list[list[tuple[int, int, list[tuple[str, Expr]]]]]()
+    for flat, own in zip(flats, sizes, strict=True):
+        found = _runs(flat, own)
+        if found is None or _start(flat) != _start(flats[0]):
+            return None
+        runs.append(found)
+    parts = [[(step, length) for step, length, _ in run] for run in runs]
+    if any(part != parts[0] for part in parts):
         return None
-    return tuple([digit for _, _, digits in run or () for digit in digits] for run in runs)
+    return tuple([digit for _, _, digits in run for digit in digits] for run in runs)
 
 
 def _start(flat: Expr) -> int:
