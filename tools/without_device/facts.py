@@ -194,7 +194,7 @@ def narrow_lines(
     these such as begin at places where no more can be loaded at once: rows of 30522 halves begin at multiples of four
     bytes."""
     text = launch.text.splitlines()
-    narrow, odd = [], []
+    narrow, odd = list[str](), list[str]()
     for access in accesses:
         own = widths.get(access.line + launch.line - 1, [])
         contiguous = access.run >= 4 * WIDE and access.asked >= WIDE * choice.threads
