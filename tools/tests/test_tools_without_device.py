@@ -100,12 +100,12 @@ def test_a_contiguous_load_of_two_bytes_a_thread_is_named() -> None:
     memory = {"x": Argument("x", 2, 512 * 64, True), "out": Argument("out", 4, 512, True)}
     launch = Launch("", "columns", ROWS.lstrip(), defined(ROWS.lstrip(), "columns"), memory, (choice,), 10)
     accesses = trace(launch.define, memory, choice.grid, choice.constants).accesses
-    (line,) = facts.narrow_lines(launch, choice, accesses, {15: [2]})
-    assert line.startswith("2 bytes: total = total + tl.load(x")
-    assert facts.narrow_lines(launch, choice, accesses, {15: [16]}) == ()
-    assert facts.narrow_lines(launch, choice, accesses, {14: [2]}) == ()  # another line
+    (line,), others = facts.narrow_lines(launch, choice, accesses, {15: [2]})
+    assert line.startswith("2 bytes: total = total + tl.load(x") and others == ()
+    assert facts.narrow_lines(launch, choice, accesses, {15: [16]}) == ((), ())
+    assert facts.narrow_lines(launch, choice, accesses, {14: [2]}) == ((), ())  # another line
     odd = [replace(access, start=2) for access in accesses]
-    assert facts.narrow_lines(launch, choice, odd, {15: [2]}) == ()  # no wider load could begin there
+    assert facts.narrow_lines(launch, choice, odd, {15: [2]}) == ((), (line,))  # no wider load could begin there
 
 
 @pytest.mark.parametrize(("width", "start"), [(512, 16), (516, 8), (50257, 2)])

@@ -34,8 +34,8 @@ WIDE = 8  # bytes a thread that a contiguous load should move
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """A kernel that is launched ``launches`` times. Bytes are of one launch; ``needed``: of different elements.
-    ``widths``: bytes a thread of every load instruction; ``narrow``: lines of contiguous loads below 8 of them.
-    ``is_call``: it stands in the place of a call of ATen."""
+    ``widths``: bytes a thread of every load instruction; ``narrow``: lines of contiguous loads below 8 of them, ``odd``
+    those that begin where no wider load can. ``is_call``: it stands in the place of a call of ATen."""
 
     name: str
     launches: int
@@ -51,6 +51,7 @@ class KernelFacts:
     narrow: tuple[str, ...]
     seconds: float
     is_call: bool
+    odd: tuple[str, ...] = ()
 
     @property
     def lost(self) -> float:
@@ -94,7 +95,8 @@ class GraphFacts:
     def of(data: dict[str, Any]) -> GraphFacts:
         """The inverse of :meth:`data`."""
         kernels = tuple(
-            KernelFacts(**{**k, "widths": tuple(k["widths"]), "narrow": tuple(k["narrow"])}) for k in data["kernels"]
+            KernelFacts(**k | {name: tuple(k[name]) for name in ("widths", "narrow", "odd") if name in k})
+            for k in data["kernels"]
         )
         called = data["called_read"], data["called_written"]
         return GraphFacts(data["part"], data["launches"], tuple(data["calls"]), kernels, *called)
@@ -118,12 +120,12 @@ def _facts(launch: Launch, count: int, compiled: bool) -> KernelFacts:
     choice, found = min(traced, key=lambda pair: expected_seconds(pair[1], pair[0].threads, 32))
     registers, spills = 32, 0
     widths: dict[int, list[int]] = {}
-    narrow: tuple[str, ...] = ()
+    narrow = odd = tuple[str, ...]()
     if compiled:
         ptx, cubin, name = choice.make()
         registers, spills = _resources(cubin, name)
         widths = load_widths(ptx)
-        narrow = narrow_lines(launch, choice, found.accesses, widths)
+        narrow, odd = narrow_lines(launch, choice, found.accesses, widths)
     moved = _once(launch, found) if launch.is_call else (found.bytes_of("load"), found.bytes_of("store"))
     seconds = expected_seconds(found, choice.threads, registers)
     if launch.is_call:
@@ -142,6 +144,7 @@ def _facts(launch: Launch, count: int, compiled: bool) -> KernelFacts:
         narrow,
         seconds,
         launch.is_call,
+        odd,
     )
 
 
@@ -186,17 +189,19 @@ def load_widths(ptx: str) -> dict[int, list[int]]:
 
 def narrow_lines(
     launch: Launch, choice: Choice, accesses: Sequence[Access], widths: dict[int, list[int]]
-) -> tuple[str, ...]:
-    """Loads of neighbours that move less than eight bytes a thread, though an instance asks for that many and they
-    begin where as much can be loaded at once: rows of 30522 halves begin at multiples of four bytes."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Loads of neighbours that move less than eight bytes a thread, though an instance asks for that many. Apart from
+    these such as begin at places where no more can be loaded at once: rows of 30522 halves begin at multiples of four
+    bytes."""
     text = launch.text.splitlines()
-    found = []
+    narrow, odd = list[str](), list[str]()
     for access in accesses:
         own = widths.get(access.line + launch.line - 1, [])
         contiguous = access.run >= 4 * WIDE and access.asked >= WIDE * choice.threads
-        if access.kind == "load" and contiguous and own and max(own) < min(WIDE, access.start):
+        if access.kind == "load" and contiguous and own and max(own) < WIDE:
+            found = narrow if max(own) < access.start else odd
             found.append(f"{max(own)} bytes: {text[access.line - 1].strip()}")
-    return tuple(found)
+    return tuple(narrow), tuple(odd)
 
 
 _USAGE = re.compile(r"Function (\S+):\s*\n?\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

@@ -48,7 +48,8 @@ def page(facts: Mapping[str, Facts], sizes: Mapping[str, str], command: str, ver
     lines += ["| model | sizes |", "|---|---|", *(f"| {model} | {sizes[model]} |" for model in facts), ""]
     lines += ["## Totals", "", "Ours / the incumbent's.", "", _COLUMNS, "|---|" + "---:|" * 8]
     lines += [_row(f"{model} {ours.part}", ours, other) for model, ours, other in _pairs(facts)]
-    lines += ["", _ratios(facts), "", "## Where time is expected to be lost", "", RANKING, "", _RANKED]
+    lines += ["", _ratios(facts), "", "## Narrow loads", "", NARROW, "", *_narrow_table(facts)]
+    lines += ["", "## Where time is expected to be lost", "", RANKING, "", _RANKED]
     lines += ["|---|---|" + "---:|" * 7]
     ranked = sorted(_kernels(facts), key=lambda pair: -pair[1].lost)[:40]
     lines += [_ranked(graph, kernel) for graph, kernel in ranked]
@@ -134,6 +135,15 @@ def _ratios(facts: Mapping[str, Facts]) -> str:
     )
 
 
+def _narrow_table(facts: Mapping[str, Facts]) -> list[str]:
+    found = ["| graph | kernel | bytes a thread |", "|---|---|---:|"]
+    odd = 0
+    for graph, kernel in _kernels(facts):
+        odd += len(kernel.odd)
+        found += [f"| {graph} | {kernel.name} | {line.split()[0]} |" for line in kernel.narrow]
+    return [f"Ours have {odd} odd loads, and these narrow ones:", "", *found]
+
+
 def _mb(count: float) -> str:
     return f"{count / 1e6:.1f}" if count < 1e8 else f"{count / 1e6:.0f}"
 
@@ -154,14 +164,22 @@ Bytes are those of whole sectors of 32 bytes that loads and stores ask for, foun
 its addresses (Note [What counts as traffic] in `tools/without_device/traffic.py`). Products, attention and convolutions
 are calls of ATen on one side and may be kernels on the other, so both count what goes in and what comes out once: *MB
 of calls*, which *MB* has too (Note [What calls count] in `tools/without_device/kernels.py`). Where Inductor would
-measure several tiles on the device, it has the one that moves least. *Narrow* are loads of neighbours that move less
-than eight bytes a thread and begin where eight could be loaded at once: rows of 30522 halves begin at multiples of
-four, so no load of them is wider. Times are a model (Note [Expected times] in `tools/without_device/facts.py`), no
-measurements.
+measure several tiles on the device, it has the one that moves least. *Narrow* is defined [below](#narrow-loads).
+Times are a model (Note [Expected times] in `tools/without_device/facts.py`), no measurements.
 
 Logits of an odd vocabulary (bert, gpt2, whisper) come back from ours with eager's strides, as a product of ours writes
 them; Inductor gives them the padded rows of its product.
 """
+
+NARROW = """\
+A load counts here if its widest instruction moves less than eight bytes a thread, though an instance asks for eight
+bytes a thread and at least 32 of them lie side by side. It is *odd* if these runs of neighbours begin at multiples of
+fewer bytes than eight, and it moves as many as that allows: rows of 30522 halves begin at multiples of four, those of
+49 or 51865 at multiples of two, and a load that is not aligned is an error on the device. All others are *narrow*: that
+includes rows of which several, one behind the other, make a run that begins well, though each alone does not (49 or 150
+halves in a tile of several rows), pools whose windows begin one place before an even one, and pools of two by two:
+there the two neighbours in a window are one axis of the tile and the windows another, and Triton gives a thread
+neighbours along one axis."""
 
 RANKING = f"""\
 The kernels of ours that lose most, by that model: all launches' time beyond what their different elements need at

@@ -147,6 +147,17 @@ def earlier_and_seen(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor
     return torch.where(seen & (j <= i), q @ k.mT * 0.3 - bias, -math.inf).softmax(-1) @ v
 
 
+def earlier_or_zero(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    i, j = places()
+    scores = torch.where(seen & (j <= i), q @ k.mT * 0.3 - bias, -math.inf)
+    return aten._safe_softmax.default(scores, -1) @ v
+
+
+def triangle_and_seen(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    triangle = torch.where(torch.ones(S, S, dtype=torch.bool).tril(), 0.0, -math.inf)
+    return (q @ k.mT * 0.3 + torch.where(seen, 0.0, -math.inf) + triangle).softmax(-1) @ v
+
+
 def two_masks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
     return (q @ k.mT + bias - bias.flip(-1)).softmax(-1) @ v
 
@@ -155,6 +166,8 @@ FOUND = [
     (earlier, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (earlier_and_seen, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (earlier_and_seen, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
+    (earlier_or_zero, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (triangle_and_seen, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (plain, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (divided, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
     (scaled_query, 1, (0, 1, 2), ATTENTION_BACKWARD),
@@ -205,13 +218,16 @@ def made_of_result(node: Node) -> bool:
     return node.target is operator.getitem and node.all_input_nodes[0].target is ATTENTION
 
 
-@pytest.mark.parametrize("function", [plain, divided, hidden, filled, turned, earlier, earlier_and_seen])
+ALONE = [plain, divided, hidden, filled, turned, earlier, earlier_and_seen, triangle_and_seen]
+
+
+@pytest.mark.parametrize("function", ALONE)
 def test_it_is_found_without_gradients(function: Function) -> None:
     gm = make_fx(lambda *given: [function(*given)], decompositions(), tracing_mode="fake")(*operands())
     assert rewritten(gm, recognize_attention) == {ATTENTION}
 
 
-@pytest.mark.parametrize(("function", "seen"), [(earlier, False), (earlier_and_seen, True)])
+@pytest.mark.parametrize(("function", "seen"), [(earlier, False), (earlier_or_zero, True)])
 def test_what_hides_later_keys_is_no_mask(function: Function, seen: bool) -> None:
     gm = joint(function, operands(), (0, 1, 2))
     rewritten(gm, recognize_attention)
@@ -220,6 +236,18 @@ def test_what_hides_later_keys_is_no_mask(function: Function, seen: bool) -> Non
         assert (call.args[place + 1] is not None) is seen and call.args[place + 7] is True
     left = gm.graph.find_nodes(op="call_function", target=aten.ge.Tensor)
     assert not left and not gm.graph.find_nodes(op="call_function", target=aten.arange.default)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_where_a_query_may_see_nothing_its_gradients_ask_for_the_whole_condition(gradients: bool) -> None:
+    """They are nan for later keys, too."""
+    if gradients:
+        gm = joint(earlier_and_seen, operands(), (0, 1, 2))
+    else:
+        gm = make_fx(lambda *given: [earlier_and_seen(*given)], decompositions(), tracing_mode="fake")(*operands())
+    rewritten(gm, recognize_attention)
+    (call,) = gm.graph.find_nodes(op="call_function", target=ATTENTION)
+    assert call.args[4] is not None and call.args[10] is not gradients
 
 
 WINDOWS = [

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from aotkit_inductor_lower.analysis.alignment import align_digits, digits_of_part
 from aotkit_inductor_lower.loop_passes.fuse_kernels import _Groups
+from aotkit_inductor_lower.symbolic import Symbol, sym, to_expr
 
 
 def closure(needs: dict[int, set[int]]) -> dict[int, int]:
@@ -52,3 +54,31 @@ def test_what_groups_wait_for_stays_closed_when_they_are_joined(seed: int) -> No
         assert groups.needs == needs and groups.ancestors == closure(needs)
         assert {at: groups.find(at) for at in present} == {at: member[at] for at in present}
     assert joins or count < 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loops_through_one_part_of_a_buffer_are_digits_that_pass_it_once(seed):
+    """Those of another part, with another start, or in another number, are none."""
+    draw = random.Random(seed)
+    sizes = [draw.choice([2, 3, 4, 6]) for _ in range(4)]
+    steps, step = [], draw.choice([1, 1, 2])
+    for size in sizes:
+        steps.append(step)
+        step *= size + draw.choice([0, 0, 1])
+    names = [f"i{k}" for k in range(4)]
+    start = draw.randrange(5)
+    flat = sum((sym(name) * step for name, step in zip(names, steps)), to_expr(start))
+    given = dict(zip(names, map(to_expr, sizes)))
+    split = draw.randrange(4)  # the other side counts this loop in two
+    inner = next(d for d in range(2, 7) if sizes[split] % d == 0)
+    other = flat.substitute({Symbol(names[split]): sym("a") * inner + sym("b")})
+    with_split = {**given, "a": to_expr(sizes[split] // inner), "b": to_expr(inner)}
+    del with_split[names[split]]
+    first, second = digits_of_part([flat, other], [given, with_split])
+    assert [name for name, _ in first] == names and {name for name, _ in second} == set(with_split)
+    assert align_digits(first, second, [f"k{n}" for n in range(20)]) is not None
+    assert digits_of_part([flat, other + 1], [given, with_split]) is None
+    longer = {**with_split, names[(split + 1) % 4]: to_expr(sizes[(split + 1) % 4] - 1)}
+    assert digits_of_part([flat, other], [given, longer]) is None
+    again = flat + sym("z") * steps[0]  # windows that overlap
+    assert digits_of_part([again, again], [{**given, "z": to_expr(2)}] * 2) is None

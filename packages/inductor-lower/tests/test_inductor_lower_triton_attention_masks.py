@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
 from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.graph_passes.remove_noops import remove_noops
+from aotkit_inductor_lower.graph_passes.rewriting import drop_dead_nodes
 from aotkit_inductor_lower.ir import LoopNest
 from aotkit_inductor_lower.targets.triton import compile_kernel, kernels_of, resource_facts
 
@@ -194,6 +197,54 @@ def test_gradients_of_a_query_without_a_key_are_nan_for_all_keys() -> None:
     whole = [*args, *masks.of(case.sizes, torch.device("cpu"), [])]
     for own, right in zip(got, written_out(case, whole, gradient, torch.float64), strict=True):
         assert torch.equal(own.isnan(), right.isnan())
+
+
+def lost_and_later(q: Any, k: Any, v: Any, bias: Any, seen: Any, positions: Any) -> Any:
+    """Queries that see nothing, beside later keys that are hidden from all by where they are."""
+    return torch.where((positions[:, None] >= positions) & seen, q @ k.mT * 0.3 + bias, -math.inf).softmax(-1) @ v
+
+
+def lost_in_a_window(q: Any, k: Any, v: Any, bias: Any, seen: Any, positions: Any) -> Any:
+    back = positions[:, None] - positions
+    return torch.where((back >= 0) & (back < 20) & seen, q @ k.mT * 0.3, -math.inf).softmax(-1) @ v
+
+
+def lost_by_numbers(q: Any, k: Any, v: Any, bias: Any, seen: Any, positions: Any) -> Any:
+    return torch.where(positions[:, None] >= positions, q @ k.mT * 0.3 + bias, -math.inf).softmax(-1) @ v
+
+
+def lost_under_a_triangle(q: Any, k: Any, v: Any, bias: Any, seen: Any, positions: Any) -> Any:
+    triangle = torch.where(torch.ones(70, 70, dtype=torch.bool).tril(), 0.0, -math.inf)
+    return (q @ k.mT * 0.3 + torch.where(seen, 0.0, -math.inf) + triangle).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("processor", ["triton-interpreter", "host"])
+@pytest.mark.parametrize("function", [lost_and_later, lost_in_a_window, lost_by_numbers, lost_under_a_triangle])
+def test_a_query_that_sees_no_key_has_eagers_gradients_where_later_keys_are_hidden(
+    function: Callable[..., Any], processor: str
+) -> None:
+    """Those of values are nan for keys of blocks, too, that no query sees."""
+
+    def both(gradient: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        wanted = [x.detach().requires_grad_() for x in given[:3]]
+        out = function(*wanted, *given[3:], torch.arange(70))
+        return [out, *torch.autograd.grad(out, wanted, gradient)]
+
+    torch.manual_seed(1)
+    gradient, *qkv = (torch.randn(1, 1, 70, 16) for _ in range(4))
+    bias, seen = torch.randn(1, 1, 70, 70), torch.rand(1, 1, 70, 70) < 0.7
+    seen |= torch.eye(70, dtype=torch.bool)
+    seen[..., 5, :], bias[..., 5, :6] = False, -math.inf  # the query 5 is lost
+    args = [gradient, *qkv, bias, seen]
+    gm = make_fx(both, decompositions(), tracing_mode="fake")(*args)
+    remove_noops(gm.graph, 1000)
+    drop_dead_nodes(gm.graph)
+    made = compile_to_program(gm, options=LowerOptions(verify=True, processor=processor, contractions="generated"))
+    got = bind_program(made.program)(list(args))
+    for own, want in zip(got, both(*args), strict=True):
+        assert torch.equal(own.isnan(), want.isnan())
+        torch.testing.assert_close(own, want, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert got[3].isnan().all()
 
 
 def dilated(b: Any, h: Any, q: Any, k: Any, slope: Any, table: Any, doc: Any) -> Any:

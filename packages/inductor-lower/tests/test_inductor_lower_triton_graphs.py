@@ -500,3 +500,18 @@ def test_one_short_row_is_one_kernel() -> None:
     assert len(lowered.program.kernels) == 1
     for got, want in zip(bind_program(lowered.program)(list(args)), f(*args), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(("begin", "kernels"), [(2, 1), (3, 2)], ids=["one slice", "two"])
+def test_what_reads_one_slice_is_one_kernel(begin: int, kernels: int) -> None:
+    """Sums into other places, as the gradient of an interpolation adds to what each element was made of."""
+
+    def f(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left, right = (torch.zeros(2, 4, 30) for _ in range(2))
+        left = torch.ops.aten.index_put(left, [None, None, i], x[:, 2:6], True)
+        return left, torch.ops.aten.index_put(right, [None, None, j], x[:, begin : begin + 4], True)
+
+    args = (torch.randn(2, 9, 64), torch.randint(30, (64,)), torch.randint(30, (64,)))
+    compiled = lower(f, *args)
+    assert sum("atomic_add(" in kernel.source.text for kernel in kernels_of(compiled.program)) == kernels
+    assert_same(bind_program(compiled.program)(list(args)), f(*args))

@@ -5,6 +5,7 @@ Note [Digits]
     ``64*i0 + i1`` with ``i1 < 64`` and ``i0 < numel/64``. Two accesses that cover the same buffer then match digit
     by digit from the least significant one, splitting a loop where one side counts in coarser steps. So
     ``[B*S, H]`` and ``[B, S, H]`` agree after one split, a transposed reader after a permutation, with no search.
+    The same holds for accesses of one part of it, a slice: what their digits count in runs without gaps must be alike.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..ir.walk import expressions, instructions
 from ..symbolic import Call, Expr, Symbol, SymbolKind, floordiv, has_calls, mod, sym, to_expr
 from .nests import ranges_of
 
-__all__ = ["Alignment", "align_digits", "digits_of", "split_loops"]
+__all__ = ["Alignment", "align_digits", "digits_of", "digits_of_part", "split_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +55,51 @@ def digits_of(flat: Expr, sizes: Mapping[str, Expr], numel: Expr) -> list[tuple[
     return digits if weight == numel else None
 
 
-def without_gaps(
-    flats: Sequence[Expr], sizes: Sequence[Mapping[str, Expr]], row: int, numel: Expr
-) -> tuple[list[Expr], Expr] | None:
-    """Positions that all leave out the same end of each row of ``row`` elements, counted without what they leave out,
-    and how many there are then. ``None`` where they do not."""
-    found, widths = [], set()
+def digits_of_part(
+    flats: Sequence[Expr], sizes: Sequence[Mapping[str, Expr]]
+) -> tuple[list[tuple[str, Expr]], ...] | None:
+    """As :func:`digits_of`, of positions that all pass the same part of a buffer, each of its elements once: a slice,
+    or rows without their ends. ``None`` where the parts differ, and where sizes are not known."""
+    runs = list[list[tuple[int, int, list[tuple[str, Expr]]]]]()
     for flat, own in zip(flats, sizes, strict=True):
-        rows, inner, width = to_expr(0), to_expr(0), 1
-        for monomial, factor in flat.terms:
-            if len(monomial) != 1 or not isinstance(monomial[0], Symbol) or monomial[0].name not in own:
-                return None
-            size = own[monomial[0].name].constant
-            if size is None or factor < 0:
-                return None
-            term = Expr(((monomial, factor),), False)
-            if factor % row == 0:
-                rows = rows + Expr(((monomial, factor // row),), False)
-            else:
-                inner, width = inner + term, width + factor * (size - 1)
-        found.append((rows, inner))
-        widths.add(width)
-    (width, *others), count = widths, floordiv(numel, row)
-    if others or width >= row or numel.constant is None:
+        found = _runs(flat, own)
+        if found is None or _start(flat) != _start(flats[0]):
+            return None
+        runs.append(found)
+    parts = [[(step, length) for step, length, _ in run] for run in runs]
+    if any(part != parts[0] for part in parts):
         return None
-    return [rows * width + inner for rows, inner in found], count * width
+    return tuple([digit for _, _, digits in run for digit in digits] for run in runs)
+
+
+def _start(flat: Expr) -> int:
+    return sum(factor for monomial, factor in flat.terms if not monomial)
+
+
+def _runs(flat: Expr, sizes: Mapping[str, Expr]) -> list[tuple[int, int, list[tuple[str, Expr]]]] | None:
+    """The loops of a position in runs that have no gaps, least significant first: the step of each run, how many steps
+    it has, and its digits. ``None`` if two iterations may have one position."""
+    loops: list[tuple[int, str, int]] = []
+    for monomial, factor in flat.terms:
+        if not monomial:
+            continue
+        atom = monomial[0]
+        if len(monomial) != 1 or not isinstance(atom, Symbol) or atom.name not in sizes or factor <= 0:
+            return None
+        size = sizes[atom.name].constant
+        if not size:
+            return None
+        loops.append((factor, atom.name, size))
+    found: list[tuple[int, int, list[tuple[str, Expr]]]] = []
+    for weight, name, size in sorted(loops):
+        step, length, digits = found[-1] if found else (weight, 1, [])
+        if weight < step * length:
+            return None
+        if found and weight == step * length:
+            found[-1] = (step, length * size, [*digits, (name, sizes[name])])
+        else:
+            found.append((weight, size, [(name, sizes[name])]))
+    return found
 
 
 def align_digits(

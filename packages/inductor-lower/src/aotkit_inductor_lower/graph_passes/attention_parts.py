@@ -111,6 +111,14 @@ class Written:
     def shares_heads(self) -> bool:
         return self.operands[1].whole is not None
 
+    @property
+    def may_lose_queries(self) -> bool:
+        """Whether there may be queries that see no key, though keys are hidden by where they are, too."""
+        _, _, queries, keys, _ = self.shape
+        masked = self.seen is not None or self.added is not None
+        beyond = self.window and queries >= keys + self.window
+        return self.causal and not self.zero_empty and bool(masked or beyond)
+
     def with_copied_heads(self) -> Written:
         """The same, read from the copies of heads that are shared."""
         query, key, value = (replace(o, source=o.whole or o.source, whole=None) for o in self.operands)
@@ -144,9 +152,9 @@ def find_operand(
     return Operand(found, scale)
 
 
-def find_written(softmax: Node, *, bodies: bool = False) -> Written | None:
+def find_written(softmax: Node, *, bodies: bool = False, places: bool = True) -> Written | None:
     """The attention around a softmax. ``bodies``: keys that are too far back may be hidden by where they are,
-    and scores may have a cap."""
+    and scores may have a cap. ``places``: keys may be hidden by where they are at all, not by a condition only."""
     value = softmax.meta["val"]
     if value.dim() != 4 or value.dtype not in _TYPES:
         return None
@@ -154,15 +162,15 @@ def find_written(softmax: Node, *, bodies: bool = False) -> Written | None:
         return None
     if not all(isinstance(size, int) and size for size in value.shape):
         return None
-    found = _Finder(softmax, bodies)
+    found = _Finder(softmax, bodies, places)
     return found.result() if found.go_down() and found.go_up() else None
 
 
 class _Finder:
     """Walks from a softmax to both products."""
 
-    def __init__(self, softmax: Node, bodies: bool) -> None:
-        self.softmax, self.bodies, self.window = softmax, bodies, 0
+    def __init__(self, softmax: Node, bodies: bool, places: bool) -> None:
+        self.softmax, self.bodies, self.places, self.window = softmax, bodies, places, 0
         self.cap = 0.0
         self.inner: list[Node] = [softmax]
         self.scale = 1.0
@@ -215,7 +223,7 @@ class _Finder:
             return None
         self.seen, self.inverted, self.hidden, scores = choice
         self.replaces, self.condition = True, self.seen
-        if not self.inverted and self.hidden == -math.inf:
+        if self.places and not self.inverted and self.hidden == -math.inf:
             self._find_places(self.seen)
         return scores
 
@@ -252,9 +260,9 @@ class _Finder:
         if choice is not None:
             seen, self.inverted, self.hidden, added = choice
             self.added = None if number_of(added) == 0 else added
-            self.seen = seen
-            self.causal = self.added is None and self.hidden == -math.inf and _is_lower_triangle(seen, node)
-            self.seen = None if self.causal else seen
+            triangle = self.added is None and self.hidden == -math.inf and _is_lower_triangle(seen, node)
+            self.causal |= self.places and triangle
+            self.seen = None if self.places and triangle else seen
         return scores
 
     def _add_more(self, node: Node) -> Node | None:

@@ -15,9 +15,12 @@ Note [What a mask may be]
     that is read, nor is a window
     beside it, where the target knows these; another one beside it (``&``) is.
 
-Note [Dropout of weights]
-    ATen draws the random numbers, in their order, as in eager mode, but a byte for each: it draws the same ones for
-    every type. The call reads these, and they are kept for the backward.
+Note [Queries that see no key]
+    Softmax makes nan of such a query's weights, so all gradients of values are nan in eager mode: those of keys that
+    the query was never to see as well. Kernels that hide later keys by where they are compute no block of these. Where
+    gradients are wanted, and another mask may hide all that is left, the whole condition is a mask: under it gradients
+    of scores are 0, whatever the weights are, and no block is left out for a query that is lost. Rows that become 0 in
+    the place of nan (``zero_empty``) need none of this.
 """
 
 from __future__ import annotations
@@ -69,7 +72,10 @@ def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node], cop
     if written is None or not takes(written):
         return 0
     gradients = find_gradients(written)
-    if gradients is None:
+    if gradients is not None and gradients.of_query is not None and written.may_lose_queries:
+        written = find_written(softmax, bodies=bodies, places=False)
+        gradients = find_gradients(written) if written is not None else None
+    if written is None or gradients is None:
         return 0
     if not gradients.shares_heads:
         written = written.with_copied_heads()

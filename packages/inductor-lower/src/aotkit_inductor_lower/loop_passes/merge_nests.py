@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges, without_gaps
+from ..analysis.alignment import align_digits, digit_env, digits_of, digits_of_part, expand_ranges
 from ..analysis.nests import (
     body_size,
     is_heavy,
@@ -115,7 +115,7 @@ def merge_kernels(
 ) -> LoopNest | str:
     """The fused nest, ``first`` before ``second``, aligned through an access of each to the same buffer; or the reason
     why there is none. One unit of work walks over ``short_row`` elements in the time that it takes to start several;
-    where that is something, rows may also end in a gap that both leave out."""
+    where that is something, both may also pass through one part of the buffer, and leave out the rest."""
     plan = _plan(first, second, anchor, buffers, short_row > 0)
     if isinstance(plan, str):
         return plan
@@ -151,12 +151,12 @@ def _plan(
 ) -> _Plan | str:
     shared = buffers[anchor[0].buffer]
     flats, total = [access.flat for access in anchor], numel(shared)
-    row = shared.sizes[-1].constant if shared.sizes and gaps else None
-    dense = without_gaps(flats, (first.sizes, second.sizes), row, total) if row else None
-    flats, total = dense or (flats, total)
     a, b = digits_of(flats[0], first.sizes, total), digits_of(flats[1], second.sizes, total)
     if a is None or b is None:
-        return "one of them does not pass through all of the shared buffer in a regular way"
+        part = digits_of_part(flats, (first.sizes, second.sizes)) if gaps else None
+        if part is None:
+            return "one of them does not pass through all of the shared buffer in a regular way"
+        a, b = part
     taken = first.sizes.keys() | second.sizes.keys()
     fresh = [name for name in (f"k{n}" for n in range(len(taken) + 4 * len(a) + 4 * len(b) + 8)) if name not in taken]
     alignment = align_digits(a, b, fresh)

@@ -44,6 +44,7 @@ from ...kernel_ir.nodes import LOOP_KINDS, Kernel, Loop, LoopMap, Stmt, Tail
 from ...kernel_ir.walk import PerfectNest, memories, nested, perfect_nests
 from ...ops.dtypes import ATOMIC
 from ...symbolic import Expr, Symbol
+from .flat_rows import flat_rows
 from .records import Config, Gpu
 from .sectors import loads_odd_rows, moved_bytes, narrowest
 from .walked_rows import walked_loop
@@ -88,6 +89,7 @@ def map_loops(kernel: Kernel, limits: TileLimits = TileLimits()) -> Kernel:
     if is_serial(kernel):
         config = Config((("RBLOCK", 1),), num_warps=1)
         return replace(kernel, body=_rows(kernel, config.block("RBLOCK")), config=_told(config))
+    kernel = flat_rows(kernel)
     walked = walked_loop(kernel, limits.row)
     if walked is not None:
         return _map_walked(kernel, walked, limits)

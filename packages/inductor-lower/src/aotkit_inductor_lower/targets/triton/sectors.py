@@ -22,7 +22,7 @@ from ...kernel_ir.walk import PerfectNest
 from ...ops.dtypes import bits
 from ...symbolic import Symbol
 
-__all__ = ["WIDEST", "loads_odd_rows", "moved_bytes", "narrowest", "neighbours_at_once"]
+__all__ = ["WIDEST", "loads_odd_rows", "moved_bytes", "narrowest", "neighbours_at_once", "row_start"]
 
 SECTOR = 32
 WIDEST = 16  # bytes that a thread loads at once
@@ -60,12 +60,18 @@ def neighbours_at_once(body: Sequence[Instr], loop: Symbol) -> int:
 
 
 def _start(instr: Instr, loop: Symbol) -> int:
-    """At multiples of how many bytes rows along a loop begin that are loaded: no more than a thread loads at once,
-    which it is of all else."""
-    if not isinstance(instr, Load) or instr.indices[0].coefficient(loop) != 1:
+    """At multiples of how many bytes rows along a loop begin that are loaded, as :func:`row_start`; what is not loaded
+    begins where it should."""
+    return row_start(instr, loop) if isinstance(instr, Load) else WIDEST
+
+
+def row_start(access: Load, loop: Symbol, also: Symbol | None = None) -> int:
+    """At multiples of how many bytes rows along a loop begin: no more than a thread loads at once, which it is of all
+    that does not move along the loop by one element. ``also``: a loop that goes along the rows, too."""
+    if access.indices[0].coefficient(loop) != 1:
         return WIDEST
-    terms = instr.indices[0].terms
-    return math.gcd(WIDEST, *(factor * _size(instr) for monomial, factor in terms if monomial != (loop,)))
+    own, terms = {(loop,), (also,)}, access.indices[0].terms
+    return math.gcd(WIDEST, *(factor * _size(access) for monomial, factor in terms if monomial not in own))
 
 
 def _size(load: Load) -> int:

@@ -44,6 +44,7 @@ from .ops import TYPE_NAMES, constant_text, op_text, store_text
 __all__ = ["BodyEmitter", "End"]
 
 _NOTHING_KNOWN = KnownMemory()
+_JOINT = sym("the position along several loops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class BodyEmitter:
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
         self.ends: dict[int, End] = {}
+        self.together: tuple[tuple[tuple[Loop, ...], str], ...] = ()  # loops of a nest, and their joint position
         self.starts: dict[Symbol, str] = {}  # of loops whose tile begins at a named place
         self.pointers: dict[str, DType] = {}
         self.written = {i.buffer for i in body if isinstance(i, Store)}
@@ -109,7 +111,15 @@ class BodyEmitter:
     # -- indices -----------------------------------------------------------------------------------------
 
     def expr(self, expr: Expr) -> str:
+        for loops, position in self.together:
+            step = _common_step(expr, loops)
+            if step is not None:
+                rest = expr.substitute(dict.fromkeys((Symbol(loop.symbol) for loop in loops), to_expr(0)))
+                return expr_text(rest + _JOINT * step, partial(self._joint_text, position))
         return expr_text(expr, self._symbol_text)
+
+    def _joint_text(self, position: str, symbol: Symbol) -> str:
+        return position if symbol == _JOINT.symbol else self._symbol_text(symbol)
 
     def _symbol_text(self, symbol: Symbol) -> str:
         if symbol.kind is SymbolKind.SIZE:
@@ -360,3 +370,16 @@ def _other_text(other: float | int | bool, dtype: DType) -> str:
     if is_float(dtype):
         return repr(float(other)) if other == other and abs(other) != float("inf") else f'float("{float(other)}")'
     return str(int(other))
+
+
+def _common_step(expr: Expr, loops: Sequence[Loop]) -> int | None:
+    """What an expression grows by with each iteration of all ``loops``, the last of which is the fastest, if that is
+    always the same."""
+    steps = [expr.coefficient(Symbol(loop.symbol)) for loop in loops]
+    last = steps[-1].constant if steps[-1] is not None else None
+    if not last:
+        return None
+    for step, following, loop in zip(steps, steps[1:], loops[1:], strict=False):
+        if step is None or following is None or step != following * loop.extent:
+            return None
+    return last

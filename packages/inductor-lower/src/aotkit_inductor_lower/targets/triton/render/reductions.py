@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....ir import DType, Load, Reduce, Store
+from ....kernel_ir.nodes import Loop
 from ....kernel_ir.walk import PerfectNest
 from ....ops.reductions import REDUCTIONS, is_positional
 from ....symbolic import Symbol
@@ -65,16 +66,18 @@ class Reducer:
             kernel.masks[self.axis] = mask.text
             if len(self.nest.loops) == 1:
                 kernel.ends[self.axis] = End(flat.text, self.nest.loops[0])
-        rest = flat.text
-        for loop in reversed(self.nest.loops):
+        rest, joint = flat.text, list[tuple[tuple[Loop, ...], str]]()
+        for number, loop in reversed([*enumerate(self.nest.loops, 1)]):
             length, first = kernel.expr(loop.extent), loop is self.nest.loops[0]
             text = rest
             if not first:
+                joint.append((tuple(self.nest.loops[:number]), rest))
                 text = self.scope.define(f"{self._name()}_{loop.symbol}", f"{rest} % {length}", axis, index=True).text
                 rest = self.scope.define(
                     f"{self._name()}_above_{loop.symbol}", f"{rest} // {length}", axis, index=True
                 ).text
             kernel.symbols[Symbol(loop.symbol)] = Value(text, axis)
+        kernel.together = tuple(joint)
 
     def _name(self) -> str:
         return f"row{self.position}"
