@@ -45,6 +45,7 @@ from .graph_passes import (
     simplify,
     slice_strided_images,
     unshift_bytes,
+    widen_bytes,
     write_out_attention,
 )
 from .graph_passes.fake_values import graph_constants, with_fake_values
@@ -159,6 +160,7 @@ GRAPH_PASSES = in_order(
     reuse_reductions.PASS,
     common_subexpressions.PASS,
     unshift_bytes.PASS,  # after: a weight and its sum read one view
+    widen_bytes.PASS,
     channels_last.PASS,
     slice_strided_images.PASS,  # required: a kernel of oneDNN is wrong
     reinplace.PASS,

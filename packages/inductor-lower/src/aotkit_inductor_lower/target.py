@@ -61,7 +61,8 @@ class Capabilities:
     ``coalesces``: neighbouring threads run at once, and should access neighbouring elements. ``attention_rows``: so
     many queries, at most, of which kernels cut the keys in parts, which ATen's attention doesn't; 0: none.
     ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, cap scores,
-    and compute masks that follow from positions.
+    and compute masks that follow from positions. ``float_bytes``: so many rows of bytes, or more, take less time as
+    products of floats than ATen takes for them; 0: none.
     """
 
     device: str
@@ -88,6 +89,7 @@ class Capabilities:
     coalesces: bool = False
     attention_rows: int = 0
     attention_bodies: bool = False
+    float_bytes: int = 0
 
     def owns(self, device: torch.device) -> bool:
         """Whether kernels take tensors on this device."""
