@@ -30,6 +30,22 @@ def test_memory_of_inputs_of_results_and_of_two_saved_tensors_is_not_donated() -
     assert donated_buffers.donated_tensors(forward(), 1, 6) == (2, 5)
 
 
+def test_each_of_several_results_has_memory_of_its_own() -> None:
+    """But for one that is taken twice, and those that are views of one tensor."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    norm = graph.call_function(aten.native_layer_norm.default, (x, [4], None, None, 1e-5))
+    items = [graph.call_function(operator.getitem, (norm, k)) for k in (0, 1, 2, 2)]
+    view = graph.call_function(aten.view.default, (items[0], [-1]))
+    base = graph.call_function(aten.exp.default, (x,))
+    parts = graph.call_function(aten.split.Tensor, (base, 2))
+    halves = [graph.call_function(operator.getitem, (parts, k)) for k in (0, 1)]
+    output = graph.call_function(aten.sigmoid.default, (x,))
+    graph.output([output, view, *items[1:], *halves])
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    assert donated_buffers.donated_tensors(module, 1, 6) == (0, 1)
+
+
 def test_arguments_of_a_call_that_makes_new_memory_are_not_its_results() -> None:
     for marked, expected in ((False, ()), (True, (0,))):
         graph = fx.Graph()

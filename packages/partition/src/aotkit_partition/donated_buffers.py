@@ -8,6 +8,7 @@ of its results lies in memory of its arguments, though its target does not say s
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ def _memory(node: Node, memory: dict[Node, frozenset[Node]]) -> frozenset[Node]:
     target: Any = node.target
     if node.op != "call_function" or node.meta.get("new_memory"):
         return frozenset({node})
+    if target is operator.getitem and _apart(node, memory):
+        call: Any = node.args[0]
+        alike = (user for user in call.users if user.target is target and user.args[1] == node.args[1])
+        return frozenset({next(alike)})
     says = isinstance(target, torch._ops.OpOverload) and target not in _SILENT_VIEWS
     if says and all(result.alias_info is None for result in target._schema.returns):
         return frozenset({node})
@@ -60,5 +65,13 @@ def _memory(node: Node, memory: dict[Node, frozenset[Node]]) -> frozenset[Node]:
     return frozenset().union(*above) if above else frozenset({node})
 
 
+def _apart(item: Node, memory: dict[Node, frozenset[Node]]) -> bool:
+    """Whether this is one of several results that an operator of torch's makes in memory of their own."""
+    call: Any = item.args[0]
+    return memory[call] == {call} and _fresh(call) and call.target.namespace == "aten"
+
+
 def _fresh(node: Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    """Whether an operator made this; or it is one of the results of one, see :func:`_apart`."""
+    made: Any = node.args[0] if node.target is operator.getitem else node
+    return bool(made.op == "call_function") and isinstance(made.target, torch._ops.OpOverload)

@@ -75,9 +75,9 @@ class Lives:
         return sum(self.nbytes[name] for name in self.given)
 
     def bound(self) -> int:
-        """Bytes that every order holds at some moment: those of one step, or all results."""
+        """Bytes that every order holds at some moment: those before the first step, of one step, or all results."""
         one = max((sum(self.nbytes[name] for name in names) for names in self.uses), default=0)
-        return max(one, sum(self.nbytes[name] for name in self.kept if name in self.nbytes))
+        return max(self.given_bytes, one, sum(self.nbytes[name] for name in self.kept if name in self.nbytes))
 
     def counts(self) -> dict[str, int]:
         """How many steps use each buffer."""

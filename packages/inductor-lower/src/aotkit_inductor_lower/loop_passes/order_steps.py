@@ -4,9 +4,11 @@ Note [Orders tried]
     Steps come in the order of the graph. Where that needs more memory than any order must, three others are tried:
     *greedy*, of the steps that may run the one that adds least to what is held; *in order*, but what adds nothing runs
     as soon as it may; and *depth first*, each step right behind what it needs, what reads most first. Each takes time
-    in proportion to the number of accesses (the first two times a logarithm). The best one is taken if it saves
-    something worth moving kernels for. What must come before what is :class:`.Dependencies`; calls that may have
-    effects keep their order.
+    in proportion to the number of accesses (the first two times a logarithm). Each is tried once more with what adds
+    something *late*: right before the first step that waits for it, since the least that could be added may be for a
+    step far away. The best one is taken if it saves something worth moving kernels for. What must come before what is
+    :class:`.Dependencies`; calls that may have effects keep their order. In a backward, what was saved for it counts
+    until its last use: gradients of weights wait where they are larger than what they are made of.
 
     What is held when is the business of :class:`.Lives`.
 """
@@ -34,11 +36,14 @@ def simulated_peak(program: Program, released: frozenset[str] = frozenset()) -> 
     return Lives.of(program, released).peak(range(len(program.steps)))
 
 
-def order_by_memory(program: Program, least_bytes: int = LEAST_BYTES) -> Program:
-    """The program with its steps in the best of the orders tried; never one that holds more than the one given."""
+def order_by_memory(
+    program: Program, least_bytes: int = LEAST_BYTES, released: frozenset[str] = frozenset()
+) -> Program:
+    """The program with its steps in the best of the orders tried; never one that holds more than the one given.
+    ``released``: inputs whose memory goes with their last use, as in :class:`.Lives`."""
     if len(program.steps) < 3:
         return program
-    lives = Lives.of(program)
+    lives = Lives.of(program, released)
     given = lives.peak(range(len(program.steps)))
     wanted = given - given // _LEAST_GAIN
     if given < least_bytes or lives.bound() >= wanted:
@@ -50,6 +55,7 @@ def order_by_memory(program: Program, least_bytes: int = LEAST_BYTES) -> Program
             after[need].append(position)
     greedy, in_order = (_by_key(lives, needs, after, key) for key in (_adds_least, _frees_or_next))
     tried = [greedy, in_order, _depth_first(lives, needs, after)]
+    tried += [_late(lives, after, order) for order in tried]
     best = min(tried, key=lives.peak)
     if lives.peak(best) >= wanted:
         return program
@@ -101,13 +107,14 @@ def _by_key(
     adds = [0] * len(needs)
     for name, at in users.items():
         once = len(at) == 1 and name not in lives.kept
+        first = 0 if name in lives.given else lives.nbytes[name]
         for position in at:
-            adds[position] += 0 if once else lives.nbytes[name]
+            adds[position] += first - lives.nbytes[name] if once else first
     waiting = [len(before) for before in needs]
     ready = [(key(adds[p], p), p) for p, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     done = [False] * len(needs)
-    born: set[str] = set()
+    born: set[str] = set(lives.given)
     order: list[int] = []
     while ready:
         _, position = heapq.heappop(ready)
@@ -138,7 +145,7 @@ def _by_key(
 
 def _depth_first(lives: Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
     """Each step right behind what it needs: first what itself needs most memory, which it may set free."""
-    born: set[str] = set()
+    born: set[str] = set(lives.given)
     size: list[int] = []
     for names in lives.uses:
         size.append(sum(lives.nbytes[name] for name in names if name in born))
@@ -163,9 +170,28 @@ def _depth_first(lives: Lives, needs: Sequence[set[int]], after: Sequence[Sequen
     return order
 
 
+def _late(lives: Lives, after: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+    """The order, with each step that adds more than it frees right before the first that waits for it, if any does."""
+    left, born = lives.counts(), set(lives.given)
+    adds: list[int] = []
+    for position in order:
+        names = lives.uses[position]
+        adds.append(sum(lives.nbytes[name] for name in names if name not in born))
+        born.update(names)
+        for name in names:
+            left[name] -= 1
+            adds[-1] -= lives.nbytes[name] if left[name] == 0 and name not in lives.kept else 0
+    place = {position: k for k, position in enumerate(order)}
+    anchor = dict(place)  # where the step is that this one stands before, or its own place
+    for position in reversed(order):
+        if adds[place[position]] > 0 and after[position]:
+            anchor[position] = min(anchor[later] for later in after[position])
+    return sorted(order, key=lambda position: (anchor[position], place[position]))
+
+
 def _run(program: Program, ctx: PassContext) -> Program:
     """All of the order is one rewrite."""
-    ordered = order_by_memory(program)
+    ordered = order_by_memory(program, released=ctx.released)
     return ordered if ordered is not program and ctx.fuel.take() else program
 
 
