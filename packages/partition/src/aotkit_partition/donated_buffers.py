@@ -17,7 +17,13 @@ from torch.fx import GraphModule, Node
 __all__ = ["donated_tensors", "mark_donated", "mark_released"]
 
 # Memory of an argument, though the schema does not say so.
-_SILENT_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
+_SILENT_VIEWS = frozenset(
+    {
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.unsafe_split.Tensor,
+        torch.ops.aten.unsafe_split_with_sizes.default,
+    }
+)
 
 
 def donated_tensors(forward: GraphModule, num_forward_outputs: int, num_saved_tensors: int) -> tuple[int, ...]:
