@@ -23,16 +23,16 @@ _FEATURES = (1, 3, 7, 8, 15, 16, 24, 31, 32, 33, 48, 64, 65, 80, 96, 100, 128, 1
 @dataclass(frozen=True)
 class Input:
     """A tensor that the program gets. ``fill``: ``normal``, ``nan``, ``inf``, ``huge``, ``tiny``, ``bool``, ``ids:N``,
-    ``int8``, ``int4:G`` or ``positive``; ``layout``: ``plain``, ``last`` (channels last), ``turned``, ``cut`` or
-    ``offset``; a weight's values are multiplied by ``scale``."""
+    ``int8``, ``int4`` or ``positive``; ``layout``: ``plain``, ``last`` (channels last), ``turned``, ``cut`` or
+    ``offset``; values are multiplied by ``scale``; ``half``: bfloat16, whatever the program's type is."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str = "low"
     fill: str = "normal"
     layout: str = "plain"
     scale: float = 1.0
     weight: bool = False
+    half: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LayerProgram:
 
     def __str__(self) -> str:
         marks = [str(self.low), *(n for n in ("training", "autocast", "frozen", "dynamic") if getattr(self, n))]
-        inputs = (f"# {i.name}: {list(i.shape)} {i.kind} {i.fill} {i.layout}" for i in self.inputs)
+        inputs = (f"# {i.name}: {list(i.shape)} {i.fill} {i.layout}{' bfloat16' * i.half}" for i in self.inputs)
         return "\n".join([f"# {', '.join(marks)}", *inputs, self.source])
 
 
@@ -210,7 +210,6 @@ class _Writer:
 
 
 _SHAPES = exact_helpers() | {
-    "half": lambda x: x,
     "int8_linear": lambda x, w, s: F.linear(x, w),
     "int8_packed": lambda x, w, s: F.linear(x, w),
     "int8_dynamic": lambda x, w, s: F.linear(x, w),
@@ -260,9 +259,9 @@ def _quantised_linear(w: _Writer) -> None:
     form = w.draw.choice(("linear", "packed", "dynamic", "int4"))
     if form == "int4":
         k, n, group = w.draw.choice((32, 64, 128, 256)), w.draw.choice((16, 32, 48, 64, 128)), 32
-        x = w.input("x", w.draw.choice(_ROWS), k, kind="bf16")
-        packed = w.input("q", n, k, kind="int4", fill="int4", weight=True)
-        scales = w.input("s", k // group, n, 2, kind="bf16", scale=0.03, weight=True)
+        x = w.input("x", w.draw.choice(_ROWS), k, half=True)
+        packed = w.input("q", n, k, fill="int4", weight=True)
+        scales = w.input("s", k // group, n, 2, half=True, scale=0.03, weight=True)
         w.add(f"int4_packed({x}, {packed}, {scales}, {group})")
         return
     if form == "dynamic":
@@ -271,8 +270,8 @@ def _quantised_linear(w: _Writer) -> None:
         x = w.add(w.draw.choice((f"{x} * 2", f"F.gelu({x})", f"F.layer_norm({x}, ({k},))")))
     elif form == "packed" and len(w.shape(x)) != 2:
         form = "linear"
-    scale = w.input("s", n, kind="low", fill="positive", scale=0.02 * k**-0.5, weight=True)
-    w.add(f"int8_{form}({x}, {w.input('q', n, k, kind='int8', fill='int8', weight=True)}, {scale})")
+    scale = w.input("s", n, fill="positive", scale=0.02 * k**-0.5, weight=True)
+    w.add(f"int8_{form}({x}, {w.input('q', n, k, fill='int8', weight=True)}, {scale})")
 
 
 def _convolution(w: _Writer) -> None:

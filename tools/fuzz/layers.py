@@ -15,7 +15,6 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +23,13 @@ import torch._dynamo
 import aotkit
 
 from .layer_programs import Input, LayerProgram, exact_helpers, helpers, make_program
+from .sizes import print_counts, seen_strides
 
 __all__ = ["main", "make_tensors", "outcome"]
 
 _DRAWS = 3
+
+Observed = dict[str, torch.Tensor]  #: what a call returned, and the gradients of inputs, by name
 
 
 def make_tensors(program: LayerProgram, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -53,7 +55,7 @@ def _tensor(each: Input, low: torch.dtype, generator: torch.Generator) -> tuple[
     values = torch.randn(each.shape, generator=generator, dtype=torch.float64)
     values = values.abs() + 0.5 if each.fill == "positive" else values
     values = _with_specials(values * each.scale, each.fill, low, generator)
-    made = _laid_out(values.to(torch.bfloat16 if each.kind == "bf16" else low), each.layout)
+    made = _laid_out(values.to(torch.bfloat16 if each.half else low), each.layout)
     return made, made.double()
 
 
@@ -82,14 +84,7 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
     return values
 
 
-@dataclass(frozen=True)
-class _Observed:
-    """What a call returned, and the gradients of inputs, by name."""
-
-    values: dict[str, torch.Tensor]
-
-
-def _observe(program: LayerProgram, run: Any, tensors: Sequence[torch.Tensor], exact: bool = False) -> _Observed:
+def _observe(program: LayerProgram, run: Any, tensors: Sequence[torch.Tensor], exact: bool = False) -> Observed:
     """Results, and gradients of the inputs that are no whole numbers, all but a few."""
     leaves, wanted = [], dict[str, torch.Tensor]()
     for n, (each, tensor) in enumerate(zip(program.inputs, tensors, strict=True)):
@@ -107,7 +102,7 @@ def _observe(program: LayerProgram, run: Any, tensors: Sequence[torch.Tensor], e
         grads = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) for o in outputs]
         gradients = torch.autograd.grad(outputs, list(wanted.values()), grads, allow_unused=True)
         found.update({f"gradient of {n}": g for n, g in zip(wanted, gradients, strict=True) if g is not None})
-    return _Observed(found)
+    return found
 
 
 def _compiled(program: LayerProgram, tensors: Sequence[torch.Tensor], backend: Any) -> Any:
@@ -170,8 +165,8 @@ def _one_draw(program: LayerProgram, seed: int, backend: Any, contractions: Any)
         return "crash", "".join(traceback.format_exception(error)[-3:])
     finally:
         torch.set_num_threads(1)
-    for name, value in got.values.items():
-        if contractions == "generated" and not _same_bits(value, again.values[name]):
+    for name, value in got.items():
+        if contractions == "generated" and not _same_bits(value, again[name]):
             return "mismatch", f"{name}: other bits on two threads"
     return _compare(program, want, true, got)
 
@@ -180,16 +175,16 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def _compare(program: LayerProgram, want: _Observed, true: _Observed, got: _Observed) -> tuple[str, str]:
-    if want.values.keys() != got.values.keys():
-        return "mismatch", f"{[*got.values]} for {[*want.values]}"
+def _compare(program: LayerProgram, want: Observed, true: Observed, got: Observed) -> tuple[str, str]:
+    if want.keys() != got.keys():
+        return "mismatch", f"{[*got]} for {[*want]}"
     rounds = program.autocast or "half(" in program.source or "int4" in program.source
     types = {program.low} | ({torch.bfloat16} if rounds else set())
     tolerance = max(torch.finfo(each).eps for each in types) * (16 if types <= {torch.float32, torch.float64} else 1)
-    for name, value in want.values.items():
-        if name.startswith("result") and _strides(value) != _strides(got.values[name]):
-            return "mismatch", f"{name}: strides {_strides(got.values[name])} for {_strides(value)}"
-        if text := _difference(value, true.values[name], got.values[name], tolerance):
+    for name, value in want.items():
+        if name.startswith("result") and seen_strides(value) != seen_strides(got[name]):
+            return "mismatch", f"{name}: strides {seen_strides(got[name])} for {seen_strides(value)}"
+        if text := _difference(value, true[name], got[name], tolerance):
             return "mismatch", f"{name}: {text}"
     return "equal", ""
 
@@ -212,11 +207,6 @@ def _difference(want: torch.Tensor, true: torch.Tensor, got: torch.Tensor, toler
     if ours <= 3 * (eagers + tolerance):
         return ""
     return f"error {ours:.2g}, eager's {eagers:.2g}"
-
-
-def _strides(result: torch.Tensor) -> list[int]:
-    """Those that are seen: of more than one element."""
-    return [stride for size, stride in zip(result.shape, result.stride(), strict=True) if size > 1 and result.numel()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -248,10 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("inductor:", *outcome(program, number, "inductor"), flush=True)
     for text, count in refusals.most_common(10):
         print(f"refused {count}: {text}")
-    print(f"{kinds.total()} programs: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
-    failed = kinds["mismatch"] + kinds["crash"]
-    print(f"{failed} failed")
-    return 1 if failed else 0
+    return print_counts(kinds)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import aotkit
 
-__all__ = ["Program", "main", "make_program", "outcome"]
+__all__ = ["Program", "main", "make_program", "outcome", "print_counts", "seen_strides"]
 
 _SETTINGS = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "specialize_float": False}
 
@@ -222,10 +222,10 @@ def _observed(run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     results = [torch.as_tensor(value) for value in run(*args)]
     losses = [(r * torch.arange(1, r.numel() + 1).view(r.shape)).sum() for r in results if r.requires_grad]
     gradient = torch.autograd.grad(torch.stack(losses).sum(), args[0])[0] if losses else None
-    return [r.detach() for r in results], gradient, [_strides(r) for r in results]
+    return [r.detach() for r in results], gradient, [seen_strides(r) for r in results]
 
 
-def _strides(result: torch.Tensor) -> list[int]:
+def seen_strides(result: torch.Tensor) -> list[int]:
     """Those that are seen: of more than one element."""
     return [stride for size, stride in zip(result.shape, result.stride(), strict=True) if size > 1 and result.numel()]
 
@@ -268,6 +268,14 @@ def outcome(program: Program, calls: Sequence[tuple[Any, ...]], backend: Any = N
     return "equal", ""
 
 
+def print_counts(kinds: Counter[str]) -> int:
+    """What became of how many programs; 1 if some are wrong, as a process ends with."""
+    print(f"{kinds.total()} programs: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
+    failed = kinds["mismatch"] + kinds["crash"]
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if a program mismatched or crashed."""
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz.sizes", description=__doc__)
@@ -286,10 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"-- program {number}: {kind}: {text[:600]}\n{program.source}")
         if chosen.inductor:
             print("inductor:", outcome(program, calls, "inductor")[0])
-    print(f"{chosen.programs} programs: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
-    failed = kinds["mismatch"] + kinds["crash"]
-    print(f"{failed} failed")
-    return 1 if failed else 0
+    return print_counts(kinds)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import itertools
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tools import test_times
+from tools import times_of_tests
 from tools.workspace import ROOT
 
 Cases = dict[bool, dict[str, list[tuple[int, ...]]]]
@@ -93,15 +94,44 @@ def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways
 
 def test_long_functions_keep_about_three_parameters() -> None:
     lines = [f"{seconds}\ta.py::test_{name}[{n}]" for name, seconds, count in TIMES for n in range(count)]
-    assert test_times.thinned([*lines, "9\ta.py::test_alone"]) == {"a.py::test_long": 3, "a.py::test_longest": 6}
+    assert times_of_tests.thinned([*lines, "9\ta.py::test_alone"]) == {"a.py::test_long": 3, "a.py::test_longest": 6}
 
 
 TIMES = [("long", 0.2, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 3), ("cpu_kinds", 7, 9)]
 
 
+def test_times_of_a_run_become_a_list_that_keeps_what_was_not_measured(tmp_path: Path) -> None:
+    file, times, made = ROOT / "build" / "test_samples_of_times.py", tmp_path / "times", tmp_path / "list"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(WORK)
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.times_of_tests"]
+        subprocess.run([*command, "--times", str(times), str(file)], cwd=ROOT, check=True, timeout=300)
+    finally:
+        file.unlink()
+    assert [line.split("[")[0].split("::")[1] for line in times.read_text().splitlines()] == ["test_work"] * 7
+    made.write_text("6 other.py::test_other\n")
+    assert times_of_tests.main([str(times), "--list", str(made)]) == 0
+    assert made.read_text() == "2 build/test_samples_of_times.py::test_work\n6 other.py::test_other\n"
+
+
+WORK = """
+import subprocess, sys, time
+import pytest
+
+@pytest.mark.parametrize("seed", range(7))
+def test_work(seed):
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    code = "import time\\nwhile time.process_time() < 0.1: pass"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+"""
+
+
 def test_every_function_of_the_list_is_there() -> None:
     text = dict[str, str]()
-    for line in test_times.THINNED.read_text(encoding="utf-8").splitlines():
+    for line in times_of_tests.THINNED.read_text(encoding="utf-8").splitlines():
         every, _, name = line.partition(" ")
         file, function = name.split("::")
         text.setdefault(file, (ROOT / file).read_text(encoding="utf-8"))
@@ -110,7 +140,7 @@ def test_every_function_of_the_list_is_there() -> None:
 
 def test_of_a_function_of_the_list_every_so_many_th_parameter_is_collected() -> None:
     name = "tools/tests/test_tools_fuzz_ops.py::test_operators_with_drawn_arguments_are_as_eager"
-    assert name in test_times.THINNED.read_text(encoding="utf-8")
+    assert name in times_of_tests.THINNED.read_text(encoding="utf-8")
     counts = []
     for options in ([], ["--whole"], ["--whole", "-m", "sample"]):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", name, *options]

@@ -52,6 +52,17 @@ def test_each_of_several_results_has_memory_of_its_own() -> None:
     assert donated_buffers.donated_tensors(module, 1, 6) == (0, 1)
 
 
+def test_tensors_of_a_list_among_several_results_are_one_memory() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    counts = graph.call_function(aten.histogramdd.default, (x, [2]))
+    edges = graph.call_function(operator.getitem, (counts, 1))
+    items = [graph.call_function(operator.getitem, (edges, k)) for k in (0, 1)]
+    output = graph.call_function(aten.sigmoid.default, (x,))
+    graph.output([output, graph.call_function(operator.getitem, (counts, 0)), *items])
+    assert donated_buffers.donated_tensors(fx.GraphModule(torch.nn.Module(), graph), 1, 3) == (0,)
+
+
 @pytest.mark.parametrize(
     ("target", "sizes"), [(aten.unsafe_split.Tensor, 2), (aten.unsafe_split_with_sizes.default, [2, 2])], ids=str
 )

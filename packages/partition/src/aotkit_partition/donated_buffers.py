@@ -74,7 +74,8 @@ def _memory(node: Node, memory: dict[Node, frozenset[Node]]) -> frozenset[Node]:
 def _apart(item: Node, memory: dict[Node, frozenset[Node]]) -> bool:
     """Whether this is one of several results that an operator of torch's makes in memory of their own."""
     call: Any = item.args[0]
-    return memory[call] == {call} and _fresh(call) and call.target.namespace == "aten"
+    of_torch = isinstance(call.target, torch._ops.OpOverload) and call.target.namespace == "aten"
+    return of_torch and memory[call] == {call}
 
 
 def _fresh(node: Node) -> bool:

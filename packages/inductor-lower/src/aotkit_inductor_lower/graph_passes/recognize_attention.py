@@ -15,6 +15,10 @@ Note [What a mask may be]
     that is read, nor is a window
     beside it, where the target knows these; another one beside it (``&``) is.
 
+Note [Dropout of weights]
+    ATen draws the random numbers, in their order, as in eager mode, but a byte for each: it draws the same ones for
+    every type. The call reads these, and they are kept for the backward.
+
 Note [Queries that see no key]
     Softmax makes nan of such a query's weights, so all gradients of values are nan in eager mode: those of keys that
     the query was never to see as well. Kernels that hide later keys by where they are compute no block of these. Where

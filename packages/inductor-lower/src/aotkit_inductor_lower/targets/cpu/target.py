@@ -27,14 +27,11 @@ from ...target import (
     SplitPolicy,
     choose_on_host,
 )
-from .choose_few_rows import AMD, FEW_ROWS
+from .choose_few_rows import AMD, FEW_ROWS, SHORT_AMD
 from .machine import Machine, host_machine, processor_machine
 from .tile_forms import FORMS
 
 __all__ = ["CpuTarget", "cpu_target", "target_of"]
-
-#: Processors with vectors of 256 bits and without instructions for products of bytes, which ATen writes out there.
-_WITHOUT_BYTES = ("haswell", "broadwell", "skylake", "znver1", "znver2", "znver3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +161,6 @@ def target_of(machine: Machine, processor: str) -> CpuTarget:
         wide_convolutions=processor in AMD and machine.vector_bits == 512,
         contraction_forms=forms,
         tiles_products=bool(forms),
-        float_bytes=FEW_ROWS + 1 if processor in _WITHOUT_BYTES else 0,
+        float_bytes=FEW_ROWS + 1 if processor in SHORT_AMD else 0,  # which have no instructions for bytes
     )
     return CpuTarget(machine, processor, capabilities)

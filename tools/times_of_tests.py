@@ -1,8 +1,8 @@
 """How long tests take, and which parameters of long ones are left to the nightly run.
 
-``pytest -p tools.test_times --times FILE ..`` writes the processor time of each test, that of processes that it waited
-for included. ``python -m tools.test_times FILE ..`` makes :data:`THINNED` of such files: a test function whose
-parameters took more than a second in all keeps about three of them, and `nox -s sweeps` runs all.
+``python -m pytest -p tools.times_of_tests --times FILE ..`` writes the processor time of each test, that of processes
+that it waited for included. ``python -m tools.times_of_tests FILE ..`` makes :data:`THINNED` of such files: a test
+function whose parameters took more than a second in all keeps about three of them, and `nox -s sweeps` runs all.
 
 Note [Tests that are thinned]
     Most of the time goes to test functions that compile something for each of many parameters: cheap one by one, and
@@ -80,7 +80,7 @@ def thinned(lines: Sequence[str]) -> dict[str, int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the list anew; functions in it that were not measured, or had been thinned when they were, stay."""
-    parser = argparse.ArgumentParser(prog="python -m tools.test_times", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.times_of_tests", description=__doc__)
     parser.add_argument(
         "files", type=Path, nargs="+", help="times of runs with `--whole`, or of what is not thinned yet"
     )
