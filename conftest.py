@@ -112,6 +112,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("same-examples")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of logs, warnings are kept: torch traces itself at DEBUG, and a failure would print hundreds of empty lines.
+
+    The option `log_level` would set the level of all loggers six times a test, a fiftieth of the time of short ones.
+    """
+    if plugin := session.config.pluginmanager.get_plugin("logging-plugin"):
+        for handler in (plugin.caplog_handler, plugin.report_handler):
+            handler.setLevel(logging.WARNING)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of tests marked `sample` a part stays, of those marked `nightly` none; tests marked `gpu` say what they lack."""
     _mark_thinned(items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -92,12 +93,12 @@ def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways
         assert {tuple(case[axis] for axis in axes) for case in cases} == set(values)
 
 
-def test_long_functions_keep_about_three_parameters() -> None:
+def test_long_functions_keep_about_two_parameters() -> None:
     lines = [f"{seconds}\ta.py::test_{name}[{n}]" for name, seconds, count in TIMES for n in range(count)]
-    assert times_of_tests.thinned([*lines, "9\ta.py::test_alone"]) == {"a.py::test_long": 3, "a.py::test_longest": 6}
+    assert times_of_tests.thinned([*lines, "9\ta.py::test_alone"]) == {"a.py::test_long": 4, "a.py::test_longest": 8}
 
 
-TIMES = [("long", 0.2, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 3), ("cpu_kinds", 7, 9)]
+TIMES = [("long", 0.2, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 2), ("cpu_kinds", 7, 9)]
 
 
 def test_times_of_a_run_become_a_list_that_keeps_what_was_not_measured(tmp_path: Path) -> None:
@@ -106,13 +107,16 @@ def test_times_of_a_run_become_a_list_that_keeps_what_was_not_measured(tmp_path:
     file.write_text(WORK)
     try:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.times_of_tests"]
-        subprocess.run([*command, "--times", str(times), str(file)], cwd=ROOT, check=True, timeout=300)
+        env = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}  # part of the name
+        subprocess.run([*command, "--times", str(times), str(file)], cwd=ROOT, env=env, check=True, timeout=300)
     finally:
         file.unlink()
     assert [line.split("[")[0].split("::")[1] for line in times.read_text().splitlines()] == ["test_work"] * 7
-    made.write_text("6 other.py::test_other\n")
-    assert times_of_tests.main([str(times), "--list", str(made)]) == 0
-    assert made.read_text() == "2 build/test_samples_of_times.py::test_work\n6 other.py::test_other\n"
+    name = "build/test_samples_of_times.py::test_work"
+    for known, expected in (("", 3), (f"5 {name}\n", 5)):  # thinned already: what was measured is a fifth of it
+        made.write_text(f"6 other.py::test_other\n{known}")
+        assert times_of_tests.main([str(times), "--list", str(made)]) == 0
+        assert made.read_text() == f"{expected} {name}\n6 other.py::test_other\n"
 
 
 WORK = """
@@ -135,7 +139,7 @@ def test_every_function_of_the_list_is_there() -> None:
         every, _, name = line.partition(" ")
         file, function = name.split("::")
         text.setdefault(file, (ROOT / file).read_text(encoding="utf-8"))
-        assert 2 <= int(every) <= 6 and f"def {function}(" in text[file], name
+        assert 2 <= int(every) <= times_of_tests.MOST and f"def {function}(" in text[file], name
 
 
 def test_of_a_function_of_the_list_every_so_many_th_parameter_is_collected() -> None:
