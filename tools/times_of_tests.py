@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     known = chosen.list.read_text(encoding="utf-8").splitlines() if chosen.list.exists() else []
     found = {name: int(every) for every, name in (line.split(" ", 1) for line in known)}
-    for name, every in thinned([line for path in chosen.files for line in path.read_text("utf-8").splitlines()]).items():
+    lines = [line for path in chosen.files for line in path.read_text(encoding="utf-8").splitlines()]
+    for name, every in thinned(lines).items():
         found[name] = max(every, found.get(name, 0))  # one that was thinned when it was measured had few parameters
     chosen.list.write_text("".join(f"{found[name]} {name}\n" for name in sorted(found)), encoding="utf-8")
     print(f"{len(found)} test functions are thinned")
