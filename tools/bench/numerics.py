@@ -17,12 +17,14 @@ SLACK = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """Errors of one backend: per kind (output, grad) the largest, eager's largest, and the tensors out of bounds."""
+    """Errors of one backend: per kind (output, grad) the largest, eager's largest, and the tensors out of bounds.
+    ``ties``: elements at a kink that the reference has on the backend's side, see Note [Ties at kinks]."""
 
     largest: dict[str, float]
     largest_eager: dict[str, float]
     out_of_bounds: tuple[str, ...]
     tensors: int
+    ties: int = 0
 
     @property
     def ok(self) -> bool:
@@ -36,6 +38,7 @@ class ErrorReport:
             "largest_eager": self.largest_eager,
             "out_of_bounds": list(self.out_of_bounds),
             "tensors": self.tensors,
+            "ties": self.ties,
             "ok": self.ok,
         }
 
@@ -66,9 +69,12 @@ def kind_of(name: str) -> str:
     return name.partition(":")[0]
 
 
-def compare(values: Values, eager: Values, reference: Values) -> ErrorReport:
-    """Errors of a backend and of eager against the float64 reference."""
-    own, base = relative_errors(values, reference), relative_errors(eager, reference)
+def compare(
+    values: Values, eager: Values, reference: Values, eager_reference: Values | None = None, ties: int = 0
+) -> ErrorReport:
+    """Errors of a backend and of eager against the float64 reference, or eager's against one of its own. ``ties``: the
+    number of elements that ``reference`` has on the backend's side of a kink."""
+    own, base = relative_errors(values, reference), relative_errors(eager, eager_reference or reference)
     unexpected = sorted(set(values) - set(reference))
     beyond = [name for name, error in own.items() if not error <= FACTOR * (base[name] + SLACK)]
     return ErrorReport(
@@ -76,6 +82,7 @@ def compare(values: Values, eager: Values, reference: Values) -> ErrorReport:
         largest_eager=largest_by_kind(base),
         out_of_bounds=tuple(beyond + unexpected),
         tensors=len(own),
+        ties=ties,
     )
 
 

@@ -2,6 +2,8 @@
 
 python -m tools.bench.profiles                  all five, one thread
 python -m tools.bench.profiles --models bert --calls 40
+python -m tools.bench.profiles --kinds          what eager and our steps are made of: ms of products and convolutions,
+                                                of attention, and of the rest
 
 A profile is of steps that are watched, with each kernel as a native call of its own. The table says how much of such a
 step its rows are, what watching costs in processor time of the thread (which other processes hardly change), and from
@@ -11,18 +13,21 @@ both how much of a step as it is the rows explain. Returns 1 where that is more 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 import aotkit
 from tools.bench.__main__ import machine
 from tools.bench.models import MODELS
 
-__all__ = ["main", "profile_of"]
+__all__ = ["eager_kinds", "kinds_of", "main", "profile_of"]
 
 ALLOWED = 0.1
+KINDS = ("products", "attention", "rest")
 
 
 class Loss(nn.Module):
@@ -47,15 +52,67 @@ def profile_of(name: str, calls: int, quick: bool = False) -> aotkit.Profile:
     return aotkit.profile(Loss(case.build().train()), batch, calls=calls)
 
 
+def kind_of(name: str, ours: bool = False) -> str:
+    """The kind of a row: a product or convolution that ATen computes, attention, or the rest. ``ours``: a kernel."""
+    if "attention" in name:
+        return "attention"
+    operator = name.split("::")[-1].removeprefix("aten.").split(".")[0]
+    calls = ("mm", "addmm", "bmm", "baddbmm")
+    return "products" if not ours and (operator in calls or "conv" in operator) else "rest"
+
+
+def kinds_of(found: aotkit.Profile) -> dict[str, float]:
+    """Milliseconds of each kind."""
+    return _summed((kind_of(row.name, bool(row.ops)), row.ms) for row in found.rows)
+
+
+def eager_kinds(name: str, calls: int, quick: bool = False) -> dict[str, float]:
+    """Milliseconds of each kind in eager mode, of the operators without what they call."""
+    case = MODELS[name]
+    torch.manual_seed(0)
+    model = Loss(case.build().train())
+    batch = case.inputs(case.batch_size, case.quick_length if quick else case.length, torch.Generator().manual_seed(0))
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            model.zero_grad(set_to_none=True)
+            model(batch).backward()
+
+    run(5)
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        run(calls)
+    return _summed((kind_of(row.key), row.self_cpu_time_total / calls / 1e3) for row in watched.key_averages())
+
+
+def _summed(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found = dict.fromkeys(KINDS, 0.0)
+    for kind, ms in parts:
+        found[kind] += ms
+    return found
+
+
+def print_kinds(names: Sequence[str], calls: int) -> None:
+    """A row for each model."""
+    print("| model | eager: products, attention, rest | aotkit: products, attention, rest |\n|---|---|---|")
+    for name in names:
+        columns = eager_kinds(name, calls), kinds_of(profile_of(name, calls))
+        cells = (", ".join(f"{column[kind]:.1f}" for kind in KINDS) for column in columns)
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> int:
     """Returns 1 if a profile explains less than nine tenths of a step, or more than there is."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.profiles", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kinds", action="store_true", help="what steps are made of, in eager mode and ours")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}\n")
+    if chosen.kinds:
+        print_kinds(chosen.models, chosen.calls)
+        return 0
     print("| model | rows | rows add up to, ms | of a watched step | watched / not, processor time | of a step |")
     print("|---|---:|---:|---:|---:|---:|")
     missed = []

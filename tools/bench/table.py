@@ -25,6 +25,9 @@ def cells(row: Measurement) -> tuple[str, ...]:
     largest = max(accuracy.get("largest", {}).values(), default=None)
     eager = max(accuracy.get("largest_eager", {}).values(), default=None)
     exact = "failed" if row.error else ("-" if not accuracy else ("yes" if accuracy["ok"] else "NO"))
+    ties = accuracy.get("ties", 0)
+    if exact != "failed" and ties:
+        exact += f", {ties} {'tie' if ties == 1 else 'ties'}"
     return (
         row.model,
         row.mode,

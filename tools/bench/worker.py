@@ -24,6 +24,8 @@ from torch import nn
 
 from tools.bench.memory import peak_resident_mb, peak_tensor_mb
 from tools.bench.models import Batch, make_batch, make_model
+from tools.bench.numerics import Values
+from tools.bench.ties import Watch, candidates, taken
 
 Step = Callable[[], dict[str, torch.Tensor]]
 
@@ -96,17 +98,37 @@ class Worker:
     def values(self, path: str, double: bool) -> dict[str, Any]:
         """Write outputs and gradients of one step to an .npz file; `double` computes them in float64, uncompiled."""
         if double:
-            # The float32 weights are the same numbers in float64: the reference differs in arithmetic only.
-            model = make_model(self.model_name).train(self.mode == "train").double()
-            batch = {name: t.double() if t.is_floating_point() else t for name, t in self.batch.items()}
-            values = make_step(model, model, batch, self.mode)()
+            values = self._uncompiled(torch.float64)
         else:
             restored = make_model(self.model_name).state_dict()
             self.model.load_state_dict(restored)  # running statistics moved during the timed steps
             values = self.run()
-        arrays: dict[str, Any] = {name: value.numpy() for name, value in values.items()}
-        numpy.savez(path, **arrays)
+        save(path, {name: value.numpy() for name, value in values.items()})
         return {"tensors": len(values)}
+
+    def ties(self, reference: str, given: dict[str, str], results: dict[str, str]) -> dict[str, Any]:
+        """For values of backends, as files: float64's with ties on the side where a backend had them, and how many
+        there were. See Note [Ties at kinks] in `tools/bench/ties.py`."""
+        exact, rounded = Watch(), Watch()
+        self._uncompiled(torch.float64, exact)
+        self._uncompiled(torch.float32, rounded)
+
+        def step(watch: Watch) -> Values:
+            return {name: value.numpy() for name, value in self._uncompiled(torch.float64, watch).items()}
+
+        values = {backend: load(path) for backend, path in given.items()}
+        found = taken(candidates(exact, rounded), step, load(reference), values)
+        for backend, ties in found.items():
+            save(results[backend], step(Watch(ties)))
+        return {"ties": {backend: len(ties) for backend, ties in found.items()}}
+
+    def _uncompiled(self, dtype: torch.dtype, watch: Watch | None = None) -> dict[str, torch.Tensor]:
+        """A step of the model as it was made, in another type: the weights are the same numbers in float64, so that
+        this differs in arithmetic only."""
+        model = make_model(self.model_name).train(self.mode == "train").to(dtype)
+        batch = {name: t.to(dtype) if t.is_floating_point() else t for name, t in self.batch.items()}
+        with watch or contextlib.nullcontext():
+            return make_step(model, model, batch, self.mode)()
 
     def facts(self) -> dict[str, Any]:
         """What the backend says about itself: Inductor's and ours differ, so this is free text."""
@@ -147,6 +169,18 @@ def make_step(model: nn.Module, call: Callable[..., Any], batch: Batch, mode: st
         return values
 
     return train if mode == "train" else infer
+
+
+def save(path: str, values: Values) -> None:
+    """Write named arrays to an .npz file."""
+    arrays: dict[str, Any] = dict(values)
+    numpy.savez(path, **arrays)
+
+
+def load(path: str) -> dict[str, Any]:
+    """Read them."""
+    with numpy.load(path, allow_pickle=False) as data:
+        return {name: data[name] for name in data.files}
 
 
 def serve(worker: Worker, replies: Any) -> None:

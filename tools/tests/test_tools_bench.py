@@ -20,7 +20,7 @@ from tools.bench.__main__ import main
 from tools.bench.memory import peak_tensor_mb
 from tools.bench.models import MODELS, MORE, make_batch, make_model
 from tools.bench.numerics import compare, relative_errors
-from tools.bench.profiles import profile_of
+from tools.bench.profiles import eager_kinds, kind_of, kinds_of, profile_of
 from tools.bench.run import Measurement
 from tools.bench.table import acceptance, table
 
@@ -164,3 +164,13 @@ def test_a_profile_of_a_models_training_step_has_rows_of_both_directions() -> No
     found = profile_of("vit", 2, quick=True)
     assert {row.graph.rpartition("-")[2] for row in found.rows} == {"forward", "backward"}
     assert found.explained == pytest.approx(found.kernels_ms / found.watched_ms * found.watching) and found.watching > 0
+    own, eager = kinds_of(found), eager_kinds("vit", 2, quick=True)
+    assert sum(own.values()) == pytest.approx(found.kernels_ms) and min(*own.values(), *eager.values()) > 0
+
+
+def test_rows_of_a_profile_are_products_attention_or_the_rest() -> None:
+    products = ["aten::addmm", "aten.mm.out", "aten::mkldnn_convolution", "aten.convolution_backward.default"]
+    assert {kind_of(name) for name in products} == {"products"}
+    assert kind_of("aten::_scaled_dot_product_flash_attention_for_cpu_backward") == "attention"
+    assert kind_of("attention_backward_default", ours=True) == "attention"
+    assert kind_of("convolution_1_start", ours=True) == kind_of("aten::native_layer_norm") == "rest"

@@ -91,6 +91,24 @@ def test_a_producer_is_written_where_it_is_read_and_masked_as_its_reader() -> No
     assert [(i.buffer, i.mask) for i in loads(body)] == [("x", inside.name)]
 
 
+def test_of_what_is_read_under_a_mask_elements_that_exist_for_all_of_a_loop_need_none() -> None:
+    buffers = {**BUFFERS, "w": Buffer("w", "float32", (to_expr(4),), (to_expr(1),), BufferKind.INPUT)}
+    made = NestBuilder("make", loops({"i0": 4, "i1": 8}))
+    scaled = made.op("mul", made.load_from(X, [I0, I1]), made.load_from(buffers["w"], [I0]))
+    made.store_to(Y, [I0, I1], scaled)
+    inlinable = {"y": Inlinable(made.finish(), (Symbol("i0"), Symbol("i1")))}
+
+    def masks(row: Expr) -> list[tuple[str, bool]]:
+        b = NestBuilder("read", loops({"i0": 4, "i1": 8}), buffers=buffers, inlinable=inlinable)
+        inside = b.op("lt", b.index_value(I1), b.const(3, DType.I64))
+        b.load_from(Y, [row, I1 - 1], inside, 7.0)
+        return [(i.buffer, i.mask is not None) for i in loads(instructions(b.finish().stages))]
+
+    assert masks(I0) == [("x", True), ("w", False)]
+    assert masks(I0 - 1) == [("x", True), ("w", True)]  # there may be no such element
+    assert masks(I0 + 1) == [("x", True), ("w", True)]
+
+
 def test_whole_stages_are_copied_with_other_loops() -> None:
     b = NestBuilder("n", loops({"i0": 4}))
     b.begin_stage(loops({"r0": 8}))

@@ -232,6 +232,18 @@ def test_loads_inlined_under_a_mask_read_nothing_outside(check):
     assert loads and all(i.mask for i in loads)
 
 
+def test_the_norm_of_a_pooling_is_computed_before_its_windows(check):
+    def f(x, mean, scale, bias):
+        y = (x - mean[:, None, None]) * scale[:, None, None] + bias[:, None, None]
+        return F.avg_pool2d(y.relu(), 3, 2, 1)
+
+    bias = torch.tensor([0.5, -1.0, float("inf")])
+    result = check(f, torch.randn(2, 3, 9, 9), torch.randn(3), torch.rand(3) + 0.5, bias)
+    assert result.kernels == 1
+    loads = [i for n in nests(result.compiled.program) for s in n.stages for i in s.body if isinstance(i, Load)]
+    assert sorted(i.mask is not None for i in loads) == [False, False, False, True]
+
+
 def test_what_is_added_up_in_memory_is_read_back_from_there():
     program = parse_program("""aotkit-ir 2
 program added

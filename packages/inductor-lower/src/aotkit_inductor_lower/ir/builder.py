@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass
 
 from ..errors import IRError
-from ..ops.dtypes import DType, dtype_from_torch_name
+from ..ops.dtypes import DType, dtype_from_torch_name, is_float
 from ..ops.reductions import reduce_dtype
 from ..ops.scalar import result_dtype
-from ..symbolic import Expr, Ranges, Symbol, SymbolKind, has_calls, simplify, sym, to_expr
+from ..symbolic import Expr, Ranges, Symbol, SymbolKind, has_calls, prove_lt, prove_nonnegative, simplify, sym, to_expr
 from .inlining import Inlinable, under_mask, without_store
 from .nodes import (
     Buffer,
@@ -183,7 +183,7 @@ class BodyBuilder:
         names: dict[str, str] = {}
         body, store = without_store(producer.nest.stages[0].body)
         if mask is not None:
-            body = under_mask(body, names, mask)
+            body = under_mask(body, names, mask, lambda load: self._repeats_inside(load, env))
         self.copy(body, env, names)
         value = names[store.value]
         if mask is not None:
@@ -191,6 +191,19 @@ class BodyBuilder:
             value = self._once(("where", args, dtype), Compute, "where", args, dtype)
         self._seen[key] = value
         return value
+
+    def _repeats_inside(self, load: Load, env: Mapping[Symbol, Expr]) -> bool:
+        """Whether a float is certainly an element of its buffer, and the same one for all iterations of some loop."""
+        buffer = (self._buffers or {}).get(load.buffer)
+        if buffer is None or load.buffer in self._inlinable or not is_float(load.dtype):
+            return False
+        indices = [self._expr(index, env) for index in load.indices]
+        if all(any(symbol in index.symbols for index in indices) for symbol in self._limits.sizes):
+            return False
+        pairs = zip(indices, buffer.sizes, strict=True)
+        return all(
+            prove_nonnegative(index, self._limits) and prove_lt(index, size, self._limits) for index, size in pairs
+        )
 
     def _outside(self, other: int | float | bool, dtype: DType) -> str:
         """The literal for lanes that a mask leaves out."""
