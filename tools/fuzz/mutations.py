@@ -58,12 +58,36 @@ def look_at(gm: GraphModule, tensors: Sequence[torch.Tensor]) -> None:
 
     class Looking(torch.fx.Interpreter):
         def run_node(self, n: Node) -> Any:
+            if n.target in _UNCHECKED:
+                _check_attention(*self.fetch_args_kwargs_from_env(n), _UNCHECKED[n.target])
             value = super().run_node(n)
             n.meta["seen"] = (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
             return value
 
     with torch.no_grad():
         Looking(gm).run(*tensors)
+
+
+#: Calls below the checks of torch's own functions, and where their queries are: with others, they read any memory.
+_UNCHECKED = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: 0,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 1,
+}
+
+
+def _check_attention(args: Sequence[Any], kwargs: dict[str, Any], first: int) -> None:
+    query, key, value = operands = args[first : first + 3]
+    mask, (batch, heads, queries, width) = kwargs.get("attn_mask"), query.shape
+    if any(each.stride(-1) != 1 or each.dtype != query.dtype for each in operands):
+        raise ValueError("rows with gaps")
+    if key.shape != value.shape or (*key.shape[:2], key.shape[3]) != (batch, heads, width):
+        raise ValueError("other sizes")
+    if first and (args[0].shape != query.shape or args[4].shape != query.shape or args[5].shape != query.shape[:3]):
+        raise ValueError("other sizes")
+    if mask is not None and (mask.dim() not in (2, 4) or mask.stride(-1) != 1 or mask.dtype != query.dtype):
+        raise ValueError("another mask")
+    if mask is not None:
+        mask.expand(batch, heads, queries, key.shape[2])
 
 
 # --- steps that are put between a value and who reads it --------------------------------------------------------
