@@ -59,7 +59,7 @@ def look_at(gm: GraphModule, tensors: Sequence[torch.Tensor]) -> None:
     class Looking(torch.fx.Interpreter):
         def run_node(self, n: Node) -> Any:
             if n.target in _UNCHECKED:
-                _check_attention(*self.fetch_args_kwargs_from_env(n), _UNCHECKED[n.target])
+                _UNCHECKED[n.target](*self.fetch_args_kwargs_from_env(n))
             value = super().run_node(n)
             n.meta["seen"] = (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
             return value
@@ -68,26 +68,57 @@ def look_at(gm: GraphModule, tensors: Sequence[torch.Tensor]) -> None:
         Looking(gm).run(*tensors)
 
 
-#: Calls below the checks of torch's own functions, and where their queries are: with others, they read any memory.
-_UNCHECKED = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: 0,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 1,
-}
-
-
-def _check_attention(args: Sequence[Any], kwargs: dict[str, Any], first: int) -> None:
-    query, key, value = operands = args[first : first + 3]
+def _check_attention(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    query, key, value = args[:3]
     mask, (batch, heads, queries, width) = kwargs.get("attn_mask"), query.shape
-    if any(each.stride(-1) != 1 or each.dtype != query.dtype for each in operands):
+    if any(each.stride(-1) != 1 or each.dtype != query.dtype for each in args[:3]):
         raise ValueError("rows with gaps")
     if key.shape != value.shape or (*key.shape[:2], key.shape[3]) != (batch, heads, width):
-        raise ValueError("other sizes")
-    if first and (args[0].shape != query.shape or args[4].shape != query.shape or args[5].shape != query.shape[:3]):
         raise ValueError("other sizes")
     if mask is not None and (mask.dim() not in (2, 4) or mask.stride(-1) != 1 or mask.dtype != query.dtype):
         raise ValueError("another mask")
     if mask is not None:
         mask.expand(batch, heads, queries, key.shape[2])
+
+
+def _check_attention_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    _check_attention(args[1:4], kwargs)
+    query, rows = args[1], (args[0], args[4], args[5][..., None].expand(args[1].shape))
+    if any(each.shape != query.shape or each.dtype != query.dtype for each in rows):
+        raise ValueError("other sizes")
+
+
+def _check_packed(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    x, weight, *group, scales = args
+    if not (x.is_contiguous() and weight.is_contiguous() and scales.is_contiguous()) or x.dim() != 2:
+        raise ValueError("rows with gaps")
+    if group and (x.shape[1] % group[0] or scales.shape != (x.shape[1] // group[0], weight.shape[0], 2)):
+        raise ValueError("other scales")
+    if 2 * weight.shape[1] != x.shape[1] * (1 if group else 2) or (not group and scales.shape != weight.shape[:1]):
+        raise ValueError("other sizes")
+
+
+def _check_pooled(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    image, places = args[1], args[-1]
+    if places.shape != args[0].shape or places.min() < 0 or places.max() >= image.shape[-1] * image.shape[-2]:
+        raise ValueError("other places")
+
+
+def _check_groups(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    ends = kwargs["offs"] if "offs" in kwargs else args[2]
+    if (ends.diff() < 0).any() or ends[0] < 0 or ends[-1] != args[0].shape[0]:
+        raise ValueError("other groups")
+
+
+#: Calls below the checks of torch's own functions, which read any memory if operands don't fit.
+_UNCHECKED = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _check_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _check_attention_backward,
+    aten._weight_int8pack_mm.default: _check_packed,
+    aten._weight_int4pack_mm_for_cpu.default: _check_packed,
+    aten.max_pool2d_with_indices_backward.default: _check_pooled,
+    aten._grouped_mm.default: _check_groups,
+}
 
 
 # --- steps that are put between a value and who reads it --------------------------------------------------------
@@ -330,9 +361,9 @@ def apply(gm: GraphModule, mutation: Mutation) -> bool:
     node = named.get(mutation.node)
     if node is None or (mutation.kind == "other operand" and mutation.value not in named):
         return False
-    if isinstance(mutation.place, int) and mutation.kind not in ("default", "operator", "returned"):
-        if mutation.place >= len(node.args):
-            return False
+    reads = isinstance(mutation.place, int) and mutation.kind not in ("default", "operator", "returned")
+    if reads and mutation.place >= len(node.args):  # type: ignore[operator]
+        return False
     _APPLY[mutation.kind](node, mutation, named)
     gm.graph.eliminate_dead_code()
     gm.graph.lint()
