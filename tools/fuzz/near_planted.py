@@ -36,7 +36,7 @@ def _without_sign(true: Any) -> Any:
 def _always_infinite(true: Any) -> Any:
     def hiding(node: object) -> Any:
         found = true(node)
-        return found and (found[0], found[1], -math.inf if found[2] < -1 else found[2], found[3])
+        return found and (found[0], found[1], -math.inf if found[2] < 0 else found[2], found[3])
 
     return hiding
 
@@ -65,7 +65,7 @@ def _lost_term(true: Any) -> Any:
 
 FAULTS = {
     "a scale without its sign": Fault(attention_parts, "scaled_by", _without_sign, "attention, window"),
-    "small numbers are -inf": Fault(attention_parts, "hiding", _always_infinite, "attention, filled"),
+    "negative numbers are -inf": Fault(attention_parts, "hiding", _always_infinite, "attention, filled"),
     "any triangle": Fault(attention_parts, "_is_lower_triangle", _any_triangle, "attention, triangle"),
     "a comparison off by one": Fault(attention_places, "_comparison", _strict_as_well, "attention, later keys"),
     "a second term is lost": Fault(attention_parts._Finder, "_add_more", _lost_term, "attention, two terms"),
