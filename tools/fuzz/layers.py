@@ -25,7 +25,7 @@ import aotkit
 from .layer_programs import Input, LayerProgram, exact_helpers, helpers, make_program
 from .sizes import print_counts, seen_strides
 
-__all__ = ["main", "make_tensors", "outcome"]
+__all__ = ["difference", "main", "make_tensor", "make_tensors", "outcome"]
 
 _DRAWS = 3
 
@@ -35,11 +35,12 @@ Observed = dict[str, torch.Tensor]  #: what a call returned, and the gradients o
 def make_tensors(program: LayerProgram, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The program's inputs, and the same numbers in float64."""
     generator = torch.Generator().manual_seed(seed)
-    pairs = [_tensor(each, program.low, generator) for each in program.inputs]
+    pairs = [make_tensor(each, program.low, generator) for each in program.inputs]
     return [real for real, _ in pairs], [exact for _, exact in pairs]
 
 
-def _tensor(each: Input, low: torch.dtype, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def make_tensor(each: Input, low: torch.dtype, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """An input, and the same numbers in float64."""
     if each.fill == "bool":
         made = torch.rand(each.shape, generator=generator) < 0.7
         return made, made
@@ -73,6 +74,8 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
         return values.contiguous(memory_format=torch.channels_last)
     if layout == "turned" and values.dim() > 1:
         return values.mT.contiguous().mT
+    if layout == "expanded" and values.dim() > 1:
+        return values[..., :1, :].expand(values.shape)
     if layout == "cut":
         wide = values.new_full((*values.shape[:-1], values.shape[-1] + 3), 7.0)
         wide[..., 1:-2] = values
@@ -184,12 +187,13 @@ def _compare(program: LayerProgram, want: Observed, true: Observed, got: Observe
     for name, value in want.items():
         if name.startswith("result") and seen_strides(value) != seen_strides(got[name]):
             return "mismatch", f"{name}: strides {seen_strides(got[name])} for {seen_strides(value)}"
-        if text := _difference(value, true[name], got[name], tolerance):
+        if text := difference(value, true[name], got[name], tolerance):
             return "mismatch", f"{name}: {text}"
     return "equal", ""
 
 
-def _difference(want: torch.Tensor, true: torch.Tensor, got: torch.Tensor, tolerance: float) -> str:
+def difference(want: torch.Tensor, true: torch.Tensor, got: torch.Tensor, tolerance: float) -> str:
+    """What is wrong with ``got``, where eager has ``want`` and float64 ``true``; empty if nothing is."""
     if (want.dtype, want.shape) != (got.dtype, got.shape):
         return f"{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}"
     rounded = true.to(want.dtype)

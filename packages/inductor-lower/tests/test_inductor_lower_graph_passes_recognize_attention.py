@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower import compile_graph, decompositions
+from aotkit_inductor_lower.graph_passes.attention_nodes import number_of
 from aotkit_inductor_lower.graph_passes.attention_operands import read_operands
 from aotkit_inductor_lower.graph_passes.recognize_attention import recognize_attention
 from aotkit_inductor_lower.graph_passes.remove_noops import remove_noops
@@ -425,3 +426,62 @@ def test_bools_are_read_as_they_are() -> None:
     (call,) = gm.graph.find_nodes(op="call_function", target=ATTENTION)
     assert call.args[3] is None and call.args[4].meta["val"].dtype is torch.bool
     assert not gm.graph.find_nodes(op="call_function", target=aten.where.self)
+
+
+@pytest.mark.parametrize("turned", [1, 2])
+def test_shared_heads_whose_numbers_lie_apart_are_copied(turned: int) -> None:
+    """The call reads the numbers of a head side by side, as only the copies have them."""
+    given = operands(2)
+    given[turned] = given[turned].mT.contiguous().mT
+    assert rewritten(joint(fused, given, (0, 1, 2)), read_operands) == {FLASH, FLASH_BACKWARD}
+    compiled = compile_graph(make_fx(lambda *args: [fused(*args)], tracing_mode="fake")(*given))
+    torch.testing.assert_close(compiled(list(given))[0], fused(*given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_bools_stay_numbers_where_the_gradients_are_those_of_something_else(place: int) -> None:
+    """Of other queries, keys or values, or of another result."""
+    gm = joint(fused_bools, operands(2), (0, 1, 2))
+    (backward,) = gm.graph.find_nodes(op="call_function", target=FLASH_BACKWARD)
+    with gm.graph.inserting_before(backward):
+        other = gm.graph.call_function(aten.mul.Tensor, (backward.args[place], 0.5))
+        other.meta["val"] = backward.args[place].meta["val"] * 0.5
+    backward.update_arg(place, other)
+    gm.recompile()
+    assert rewritten(gm, read_operands) == {FLASH, FLASH_BACKWARD}
+
+
+def test_gradients_that_pass_whole_numbers_stay() -> None:
+    gm = joint(plain, operands(), (0, 1, 2))
+    (backward,) = gm.graph.find_nodes(op="call_function", target=aten._softmax_backward_data.default)
+    with gm.graph.inserting_before(backward):
+        source = backward.args[0]
+        for dtype in (torch.int32, torch.float32):
+            whole = gm.graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
+            whole.meta["val"] = source.meta["val"].to(dtype)
+            source = whole
+    backward.update_arg(0, source)
+    gm.recompile()
+    assert rewritten(gm, recognize_attention) == {aten._softmax.default}
+
+
+def test_gradients_of_a_softmax_over_queries_stay() -> None:
+    gm = joint(plain, operands(), (0, 1, 2))
+    (backward,) = gm.graph.find_nodes(op="call_function", target=aten._softmax_backward_data.default)
+    backward.update_arg(2, 2)
+    gm.recompile()
+    assert rewritten(gm, recognize_attention) == {aten._softmax.default}
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(-math.inf, torch.bool), (0.5, torch.int64), (-1, torch.uint8)])
+def test_a_number_that_its_type_does_not_hold_hides_nothing(number: float, dtype: torch.dtype) -> None:
+    """Eager mode adds 1, 0 and 255 there."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        zero, other = aten.full.default([], 0.0), aten.full.default([], number, dtype=dtype)
+        return F.scaled_dot_product_attention(q, k, v, torch.where(seen, zero, other))
+
+    gm = make_fx(lambda *args: [function(*args)], decompositions(), tracing_mode="fake")(*operands())
+    fills = gm.graph.find_nodes(op="call_function", target=aten.full.default)
+    assert [number_of(node) for node in fills] == [0, None]
+    rewritten(gm, read_operands)

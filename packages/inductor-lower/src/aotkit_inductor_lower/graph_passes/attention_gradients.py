@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
 from .attention_nodes import RESHAPES, hiding, is_turned, scaled_by
-from .attention_parts import Operand, Written, find_operand
+from .attention_parts import Operand, Written, find_operand, is_cast
 from .patterns import emit
 from .replace import replace_node
 
@@ -170,6 +170,8 @@ class _Finder:
         weights_product = self._down()
         if weights_product is None or self.softmax.args[1] is not written.probabilities:
             return None
+        if self.softmax.args[2] not in (-1, 3):
+            return None
         gradient3, value_turned = weights_product.args
         _, _, weights3, value3 = written.factors
         if is_turned(value_turned, 3) is not value3 or not isinstance(gradient3, Node):
@@ -228,7 +230,7 @@ class _Finder:
             elif node.target is aten.mul.Tensor:
                 other, beside = self._other_factor(node, noise)
                 following, scale, noise = other, scale * beside, None
-            elif node.target not in RESHAPES and node.target is not aten._to_copy.default:
+            elif not _passes(node):
                 return None
             reader, node = node, following
         return None
@@ -240,7 +242,8 @@ class _Finder:
             found, scale = factor, 1.0
             while self.written.is_kept and isinstance(found, Node) and found is not noise:
                 number = scaled_by(found)
-                if number is None and found.target is not aten._to_copy.default:
+                widens = found.target is aten._to_copy.default and found.meta["val"].is_floating_point()
+                if number is None and not widens:
                     break
                 passed.append(found)
                 scale *= 1.0 if number is None else number
@@ -279,7 +282,7 @@ class _Finder:
                     return self._up_from(node, hides)
             elif bends and node.target is aten.tanh_backward.default and self._is_of_scores(node, source):
                 bends = False
-            elif node.target not in RESHAPES and node.target is not aten._to_copy.default:
+            elif not _passes(node):
                 return None
             self.inner.append(node)
             if node.meta["val"].dim() == 3 and len(node.users) == 2:
@@ -319,6 +322,11 @@ class _Finder:
             ):
                 return product
         return None
+
+
+def _passes(node: Node) -> bool:
+    """Whether a node gives on the numbers of a gradient, but for a rounding to a type of attention's."""
+    return node.target in RESHAPES or is_cast(node)
 
 
 def _earliest(nodes: Sequence[Node]) -> Node:

@@ -44,8 +44,18 @@ def number_of(value: object) -> float | None:
         return number_of(value.args[0]) if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
     if isinstance(value, Node) and value.target in _FILLS:
         place = _FILLS[value.target]
-        return 0.0 if place is None else number_of(value.args[place])
+        number = 0.0 if place is None else number_of(value.args[place])
+        return number if number is None or _holds(value.meta["val"].dtype, number) else None
     return None
+
+
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    """Whether a tensor of this type that is filled with a number has that number, but for a rounding."""
+    if dtype.is_floating_point or number == 0:
+        return True
+    if dtype is torch.bool or dtype.is_complex or not number.is_integer():
+        return False
+    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
 
 
 def scaled_by(node: Node) -> float | None:

@@ -63,6 +63,8 @@ def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
     key, value = heads
     if key is None or value is None or key.meta["val"].shape != value.meta["val"].shape:
         return 0
+    if key.meta["val"].stride(-1) != 1 or value.meta["val"].stride(-1) != 1:
+        return 0  # the call reads the numbers of a head side by side, as they are in the copies
     args = [*node.args[: place + 1], key, value, *node.args[place + 3 :]]
     if node.target is _FORWARD:
         node.args = tuple(args)
@@ -127,7 +129,7 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
         return 0
     sums = [part for part in _parts(node) if part.args[1] == 1]
     backwards = [user for part in sums for user in part.users]
-    if len(sums) > 1 or len(backwards) > 1 or any(user.target is not _BACKWARD for user in backwards):
+    if len(sums) > 1 or len(backwards) > 1 or not all(_is_of(user, node, sums[0]) for user in backwards):
         return 0
     scale = node.kwargs.get("scale")
     if scale is not None and not isinstance(scale, float):
@@ -154,6 +156,23 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
     take_parts(graph, node, [result], escaping)
     erase_unused(graph, node)
     return 1
+
+
+def _is_of(backward: Node, node: Node, sums: Node) -> bool:
+    """Whether a call computes the gradients of an attention: of its operands, its result and its settings."""
+    if backward.target is not _BACKWARD or dict(backward.kwargs) != dict(node.kwargs):
+        return False
+    _, query, key, value, result, total, dropout, causal = backward.args
+    kept = _undetached(result)
+    is_result = isinstance(kept, Node) and kept.target is operator.getitem and kept.args == (node, 0)
+    operands = [query, key, value] == list(node.args[:3]) and _undetached(total) is sums
+    return is_result and operands and not dropout and causal == (len(node.args) > 4 and node.args[4])
+
+
+def _undetached(node: object) -> object:
+    while isinstance(node, Node) and node.target is aten.detach.default:
+        node = node.args[0]
+    return node
 
 
 def take_parts(graph: Graph, node: Node, made: list[Node], escaping: set[Node]) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "find_operand",
     "find_written",
     "fits_scores",
+    "is_cast",
     "scores_of_products",
 ]
 
@@ -143,7 +144,7 @@ def find_operand(
         elif scales and scale is None and (number := scaled_by(found)) is not None:
             scale = number
             found = deepest(found.args[0], (batch, heads, width, length) if turned else shape)
-        elif wide and found.target is aten._to_copy.default and _is_cast(found):
+        elif wide and is_cast(found):
             found, wide = deepest(found.args[0], (batch, heads, width, length) if turned else shape), False
         else:
             break
@@ -206,7 +207,7 @@ class _Finder:
     def _below(self, node: Node) -> Node | None:
         """The scores that a node makes others of; ``None`` for any other node."""
         first = node.args[0]
-        if node.target in RESHAPES or (node.target is aten._to_copy.default and _is_cast(node)):
+        if node.target in RESHAPES or is_cast(node):
             return first if isinstance(first, Node) and _same_count(first, node) else None
         number = scaled_by(node)
         if number is not None:
@@ -322,7 +323,7 @@ class _Finder:
         if user.target in RESHAPES or user.target is aten.bmm.default:
             return _same_count(user, node) or user.target is aten.bmm.default
         if user.target is aten._to_copy.default:
-            return _is_cast(user)
+            return is_cast(user)
         drops = user.target in (aten.mul.Tensor, aten.native_dropout.default)
         return drops and node.meta["val"].dim() == 4
 
@@ -486,10 +487,12 @@ def _is_lower_triangle(seen: Node, scores: Node) -> bool:
     return tuple(seen.meta["val"].shape) == tuple(scores.meta["val"].shape[-2:])
 
 
-def _is_cast(node: Node) -> bool:
-    """Whether a copy is to another of the types that kernels read."""
-    value, source = node.meta["val"], node.args[0]
-    if not isinstance(source, Node) or source.meta["val"].device != value.device:
+def is_cast(node: Node) -> bool:
+    """Whether a node is a copy to another of the types that kernels read."""
+    value, source = node.meta["val"], node.args[0] if node.args else None
+    if node.target is not aten._to_copy.default or not isinstance(source, Node):
+        return False
+    if source.meta["val"].device != value.device:
         return False
     return {value.dtype, source.meta["val"].dtype} <= set(_TYPES)
 

@@ -27,6 +27,7 @@ from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
 from ..target import on_host
+from .attention_nodes import number_of
 from .node_facts import before_writes
 from .patterns import emit
 from .replace import replace_node
@@ -231,7 +232,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, Node) and value.target in _FILLS and value.meta["val"].dim() == 0:
-        return _number(value.args[1] if value.target is aten.full.default else value.args[0])
+        return number_of(value)
     return None
 
 
