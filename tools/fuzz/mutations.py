@@ -382,7 +382,7 @@ def _set(node: Node, mutation: Mutation, value: Any) -> None:
 
 def _do_exchange(node: Node, mutation: Mutation, _: Any) -> None:
     args = list(node.args)
-    first, second = mutation.place, mutation.value
+    first, second = int(mutation.place), mutation.value
     if second < len(args):
         args[first], args[second] = args[second], args[first]
     node.args = tuple(args)
