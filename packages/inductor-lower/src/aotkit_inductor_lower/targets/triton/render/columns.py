@@ -11,23 +11,53 @@ Note [Windows side by side]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ....ir import Load
+from ....ir import DType, Load
 from ....kernel_ir.nodes import Loop
 from ....ops.dtypes import bits
-from ....symbolic import Symbol, SymbolKind, sym
+from ....symbolic import Expr, Symbol, SymbolKind, sym
 from ..sectors import WIDEST
 from .indices import identifier
+from .lines import Scope, Value
 
-if TYPE_CHECKING:
-    from .body import BodyEmitter
-
-__all__ = ["load_of_columns"]
+__all__ = ["Writer", "load_of_columns"]
 
 
-def load_of_columns(kernel: BodyEmitter, load: Load, loops: Sequence[Loop], extra: str) -> str | None:
+class Writer(Protocol):
+    """What is asked of who writes the body of a kernel; see :class:`~.body.BodyEmitter`."""
+
+    scope: Scope
+    tile: list[Loop]
+    axes: list[str]
+    row_axis: int | None
+    masks: dict[int, str]
+    symbols: dict[Symbol, Value]
+    tile_starts: dict[Symbol, str]
+    wide: bool
+
+    def expr(self, expr: Expr) -> str: ...
+
+    def along(self, position: int) -> str: ...
+
+    def shape(self, dims: frozenset[int]) -> str: ...
+
+    def dims_of(self, expr: Expr) -> frozenset[int]: ...
+
+    def index_value(self, expr: Expr) -> str: ...
+
+    def mask(self, dims: frozenset[int]) -> str: ...
+
+    def address(self, buffer: str, index: Expr, dtype: DType) -> tuple[str, Expr]: ...
+
+    def reads_only(self, buffer: str) -> bool: ...
+
+    def other_symbols(self) -> AbstractContextManager[None]: ...
+
+
+def load_of_columns(kernel: Writer, load: Load, loops: Sequence[Loop], extra: str) -> str | None:
     """The text of a load in a nest of ``loops`` that the tile holds whole, see Note [Windows side by side]; ``None``
     where windows don't lie side by side. ``extra``: its arguments but the mask."""
     extents = [loop.extent.constant or 0 for loop in loops]
@@ -54,7 +84,7 @@ def load_of_columns(kernel: BodyEmitter, load: Load, loops: Sequence[Loop], extr
     return _parted(kernel, text, dims | {row}, axis, columns, others)
 
 
-def _axis_of_windows(kernel: BodyEmitter, load: Load, column: Loop, extents: Sequence[int]) -> int | None:
+def _axis_of_windows(kernel: Writer, load: Load, column: Loop, extents: Sequence[int]) -> int | None:
     """The axis of the tile along which windows lie side by side."""
     index, row, block = load.indices[0], kernel.row_axis, prod(extents)
     columns = extents[-1]
@@ -74,7 +104,7 @@ def _axis_of_windows(kernel: BodyEmitter, load: Load, column: Loop, extents: Seq
     return None
 
 
-def _name_others(kernel: BodyEmitter, loops: Sequence[Loop], extents: Sequence[int], count: int) -> None:
+def _name_others(kernel: Writer, loops: Sequence[Loop], extents: Sequence[int], count: int) -> None:
     """The other loops of the window, along an axis of their own."""
     assert kernel.row_axis is not None
     axis = frozenset({kernel.row_axis})
@@ -89,7 +119,7 @@ def _name_others(kernel: BodyEmitter, loops: Sequence[Loop], extents: Sequence[i
             rest = f"({rest}) // {extent}"
 
 
-def _parted(kernel: BodyEmitter, text: str, dims: frozenset[int], axis: int, columns: int, others: int) -> str:
+def _parted(kernel: Writer, text: str, dims: frozenset[int], axis: int, columns: int, others: int) -> str:
     """A tile of rows, seen as windows."""
     blocks = [block if k in dims else "1" for k, block in enumerate(kernel.axes)]
     parted = [*blocks[: axis + 1], str(columns), *blocks[axis + 1 :], str(others)]
