@@ -177,9 +177,9 @@ bytes a thread and at least 32 of them lie side by side. It is *odd* if these ru
 fewer bytes than eight, and it moves as many as that allows: rows of 30522 halves begin at multiples of four, those of
 49 or 51865 at multiples of two, and a load that is not aligned is an error on the device. All others are *narrow*: that
 includes rows of which several, one behind the other, make a run that begins well, though each alone does not (49 or 150
-halves in a tile of several rows), pools whose windows begin one place before an even one, and pools of two by two:
-there the two neighbours in a window are one axis of the tile and the windows another, and Triton gives a thread
-neighbours along one axis."""
+halves in a tile of several rows), and pools whose windows overlap: there the neighbours in a window are one axis of the
+tile and the windows another, and Triton gives a thread neighbours along one axis. (Of windows that lie side by side
+whole rows are loaded.)"""
 
 RANKING = f"""\
 The kernels of ours that lose most, by that model: all launches' time beyond what their different elements need at

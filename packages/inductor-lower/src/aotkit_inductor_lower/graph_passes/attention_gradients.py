@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -13,6 +14,7 @@ from torch.fx.node import Argument
 
 from .attention_nodes import RESHAPES, hiding, is_turned, scaled_by
 from .attention_parts import Operand, Written, find_operand, is_cast
+from .known_sizes import Size, dense_order, is_dense, same_sizes, written_size
 from .patterns import emit
 from .replace import replace_node
 
@@ -41,8 +43,7 @@ class Place:
                 assert new is not None
                 replace_node(old, new)
         if self.rest:
-            sizes = list(self.product.meta["val"].shape)
-            new = emit(graph, _flat, self.product, x=made, sizes=sizes)
+            new = emit(graph, _flat, self.product, x=made)
             assert new is not None
             for user in self.rest:
                 user.replace_input_with(self.product, new)
@@ -70,16 +71,28 @@ def _turned(x: object) -> object:
     return aten.transpose.int(x, 2, 3)
 
 
-def _flat(x: object, sizes: object) -> object:
-    return aten.view.default(aten.clone.default(x, memory_format=torch.contiguous_format), sizes)
+def _flat(x: Any) -> object:
+    """Heads one after the other."""
+    batch, heads, length, width = (written_size(x, dim) for dim in range(4))
+    count = batch * heads if isinstance(batch, int) and isinstance(heads, int) else -1
+    return aten.view.default(aten.clone.default(x, memory_format=torch.contiguous_format), [count, length, width])
 
 
-def _like(x: object, old: object) -> object:
+def _like(x: Any, old: Any) -> object:
     """In memory as that of another."""
-    value = old.node.meta["val"]  # type: ignore[attr-defined]
-    if value.is_contiguous():
+    value = old.node.meta["val"]
+    if is_dense(value):
         return aten.clone.default(x, memory_format=torch.contiguous_format)
-    return aten.copy.default(aten.new_empty_strided.default(x, list(value.shape), list(value.stride())), x)
+    if _is_concrete(value):
+        return aten.copy.default(aten.new_empty_strided.default(x, list(value.shape), list(value.stride())), x)
+    order = dense_order(value)
+    assert order is not None  # find_place looked
+    made = aten.clone.default(aten.permute.default(x, list(order)), memory_format=torch.contiguous_format)
+    return aten.permute.default(made, [order.index(dim) for dim in range(len(order))])
+
+
+def _is_concrete(value: torch.Tensor) -> bool:
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def erase_unused(graph: Graph, node: Node) -> None:
@@ -95,7 +108,7 @@ def erase_unused(graph: Graph, node: Node) -> None:
 
 
 def find_place(
-    product: Node, shape: tuple[int, ...], scale: float | None, turned: bool, narrow: torch.dtype | None = None
+    product: Node, shape: tuple[Size, ...], scale: float | None, turned: bool, narrow: torch.dtype | None = None
 ) -> Place | None:
     """Where the heads are read that a product of three dimensions computes. ``scale``: they are multiplied by it.
     ``narrow``: and copied to this type, as which they are read."""
@@ -103,7 +116,7 @@ def find_place(
     nodes: list[tuple[Node, bool]] = []
     rest: list[Node] = []
     for user in product.users:
-        if user.target not in _VIEWS or tuple(user.meta["val"].shape) != want:
+        if user.target not in _VIEWS or not same_sizes(user.meta["val"].shape, want):
             if scale is not None or turned or narrow is not None:
                 return None
             rest.append(user)
@@ -119,8 +132,15 @@ def find_place(
             found = [copy for each in copies for copy in each]
             if not all(copies):
                 return None
+        if not all(_can_be_written(node.meta["val"]) for node, _ in found):
+            return None
         nodes += found
     return Place(product, tuple(nodes), tuple(rest))
+
+
+def _can_be_written(value: torch.Tensor) -> bool:
+    """Whether a tensor that lies as this one does can be written, whatever its sizes are."""
+    return _is_concrete(value) or dense_order(value) is not None
 
 
 def _narrowed(node: Node, turned: bool, dtype: torch.dtype) -> list[tuple[Node, bool]]:
@@ -359,17 +379,19 @@ def _summed(place: Place, heads: Node) -> Place | None:
             return None
         node = readers[0]
     found = sum_of_copies(node, tuple(heads.meta["val"].shape))
-    return Place(place.product, ((found, False),)) if found is not None else None
+    if found is None or not _can_be_written(found.meta["val"]):
+        return None
+    return Place(place.product, ((found, False),))
 
 
-def sum_of_copies(node: Node, shape: tuple[int, ...]) -> Node | None:
+def sum_of_copies(node: Node, shape: tuple[Size, ...]) -> Node | None:
     """Of the gradients of copies of heads, their sum, of ``shape``."""
     batch, heads, length, width = shape
     while len(node.users) == 1:
         (user,) = node.users
         if user.target is aten.sum.dim_IntList:
             value = node.meta["val"]
-            if tuple(value.shape) != (batch, heads, value.shape[2], length, width) or value.dim() != 5:
+            if value.dim() != 5 or not same_sizes(value.shape, (batch, heads, value.shape[2], length, width)):
                 return None
             if user.args[1] not in ([2], [-3]) or "dtype" in user.kwargs:
                 return None
@@ -380,8 +402,8 @@ def sum_of_copies(node: Node, shape: tuple[int, ...]) -> Node | None:
     return None
 
 
-def _of_shape(node: Node, shape: tuple[int, ...]) -> Node | None:
-    while tuple(node.meta["val"].shape) != shape:
+def _of_shape(node: Node, shape: tuple[Size, ...]) -> Node | None:
+    while not same_sizes(node.meta["val"].shape, shape):
         if len(node.users) != 1:
             return None
         (node,) = node.users

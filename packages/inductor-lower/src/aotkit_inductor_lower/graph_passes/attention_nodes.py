@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
+from .known_sizes import Size, same_count, same_sizes
+
 __all__ = [
     "RESHAPES",
     "deepest",
@@ -71,14 +73,14 @@ def scaled_by(node: Node) -> float | None:
     return 1 / number if number else None
 
 
-def deepest(node: object, shape: tuple[int, ...]) -> Node | None:
+def deepest(node: object, shape: tuple[Size, ...]) -> Node | None:
     """The first tensor of a shape on the way of views and copies to a node, which keep the order of elements."""
     found = None
     while isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor):
-        if tuple(node.meta["val"].shape) == shape:
+        if same_sizes(node.meta["val"].shape, shape):
             found = node
         source = node.args[0] if node.op == "call_function" and node.target in RESHAPES else None
-        if not isinstance(source, Node) or source.meta["val"].numel() != node.meta["val"].numel():
+        if not isinstance(source, Node) or not same_count(source.meta["val"], node.meta["val"]):
             return found
         node = source
     return found

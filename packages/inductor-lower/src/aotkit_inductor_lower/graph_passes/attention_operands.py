@@ -23,6 +23,7 @@ from ..passes import Pass, PassContext
 from .attention_gradients import Place, erase_unused, sum_of_copies
 from .attention_nodes import hiding, number_of
 from .attention_parts import fits_scores
+from .known_sizes import same_size, same_sizes
 from .node_facts import before_writes, escaping_nodes, shared_heads
 from .patterns import emit
 from .rewriting import rewriting
@@ -61,9 +62,9 @@ def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
     place = 0 if node.target is _FORWARD else 1
     heads = [shared_heads(operand) for operand in node.args[place + 1 : place + 3]]
     key, value = heads
-    if key is None or value is None or key.meta["val"].shape != value.meta["val"].shape:
+    if key is None or value is None or not same_sizes(key.meta["val"].shape, value.meta["val"].shape):
         return 0
-    if key.meta["val"].stride(-1) != 1 or value.meta["val"].stride(-1) != 1:
+    if not all(same_size(each.meta["val"].stride(-1), 1) for each in (key, value)):
         return 0  # the call reads the numbers of a head side by side, as they are in the copies
     args = [*node.args[: place + 1], key, value, *node.args[place + 3 :]]
     if node.target is _FORWARD:
@@ -217,13 +218,13 @@ def _is_padding(cut: Node, padded: Node) -> bool:
     source, added = padded.args[:2]
     if not isinstance(source, Node) or not isinstance(added, list | tuple) or len(added) != 2 or added[0] != 0:
         return False
-    return bool(source.meta["val"].shape == cut.meta["val"].shape)
+    return same_sizes(source.meta["val"].shape, cut.meta["val"].shape)
 
 
 def is_read(mask: Node, query: Node, key: Node, types: tuple[torch.dtype, ...]) -> bool:
     """Whether attention reads a mask as it lies."""
     sizes = (*query.meta["val"].shape[:3], key.meta["val"].shape[2])
-    return fits_scores(mask, sizes, types) and mask.meta["val"].stride(-1) == 1
+    return fits_scores(mask, sizes, types) and same_size(mask.meta["val"].stride(-1), 1)
 
 
 def _run(graph: Graph, ctx: PassContext) -> Graph:

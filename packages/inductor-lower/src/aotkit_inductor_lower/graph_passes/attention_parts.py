@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .attention_nodes import (
     RESHAPES,
@@ -20,7 +21,8 @@ from .attention_nodes import (
     scaled_by,
 )
 from .attention_places import seen_places
-from .node_facts import same_number, shared_heads
+from .known_sizes import Size, concrete, is_dense, is_usable, same_count, same_size, same_sizes
+from .node_facts import shared_heads
 
 __all__ = [
     "Operand",
@@ -59,7 +61,7 @@ class Written:
     ``noise``: what dropout multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
     ``inner``: nodes that nothing needs any more once it is a call."""
 
-    shape: tuple[int, int, int, int, int]
+    shape: tuple[Size, Size, Size, Size, int]
     products: tuple[Node, Node]
     operands: tuple[Operand, Operand, Operand]
     probabilities: Node
@@ -117,7 +119,7 @@ class Written:
         """Whether there may be queries that see no key, though keys are hidden by where they are, too."""
         _, _, queries, keys, _ = self.shape
         masked = self.seen is not None or self.added is not None
-        beyond = self.window and queries >= keys + self.window
+        beyond = self.window and not statically_known_true(queries < keys + self.window)
         return self.causal and not self.zero_empty and bool(masked or beyond)
 
     def with_copied_heads(self) -> Written:
@@ -127,7 +129,7 @@ class Written:
 
 
 def find_operand(
-    node: Node, shape: tuple[int, int, int, int], *, turned: bool = False, scales: bool = True, wide: bool = False
+    node: Node, shape: tuple[Size, Size, Size, int], *, turned: bool = False, scales: bool = True, wide: bool = False
 ) -> Operand | None:
     """The heads of a factor of a product, ``turned`` over somewhere, before they were scaled, if that counts, and
     before they were copied to float32 (``wide``), which changes none of their numbers."""
@@ -161,7 +163,7 @@ def find_written(softmax: Node, *, bodies: bool = False, places: bool = True) ->
         return None
     if softmax.args[1] not in (-1, 3) or softmax.args[2] is not False:
         return None
-    if not all(isinstance(size, int) and size for size in value.shape):
+    if not all(is_usable(size) for size in value.shape):
         return None
     found = _Finder(softmax, bodies, places)
     return found.result() if found.go_down() and found.go_up() else None
@@ -348,7 +350,7 @@ class _Finder:
         if not isinstance(drawn, Node) or drawn.target is not aten.bernoulli.p or not isinstance(kept, int | float):
             return False
         value, like = noise.meta["val"], drawn.args[0]
-        if value.shape != node.meta["val"].shape or not value.is_contiguous() or kept <= 0:
+        if not same_sizes(value.shape, node.meta["val"].shape) or not is_dense(value) or kept <= 0:
             return False
         self.noise, self.drawn = noise, drawn
         self.kept_scale = (torch.ones((), dtype=value.dtype) / kept).item()
@@ -362,11 +364,13 @@ class _Finder:
         scores, out = self.score_product, self.out
         assert scores is not None and out is not None
         batch, heads, queries, keys = self.softmax.meta["val"].shape
-        if tuple(scores.meta["val"].shape) != (batch * heads, queries, keys) or out.meta["val"].dim() != 3:
+        if not same_sizes(scores.meta["val"].shape, (batch * heads, queries, keys)) or out.meta["val"].dim() != 3:
             return None
         wide = _narrow(scores, out) is not None
         width, last = scores.args[0].meta["val"].shape[2], out.meta["val"].shape[2]  # type: ignore[union-attr]
-        if width != last or scores.meta["val"].dtype not in _TYPES or not self._masks_fit():
+        if concrete(width) is None or width != concrete(last):
+            return None
+        if scores.meta["val"].dtype not in _TYPES or not self._masks_fit():
             return None
         if (out.meta["val"].dtype != scores.meta["val"].dtype and not wide) or self.scale == 0:
             return None
@@ -416,35 +420,36 @@ class _Finder:
         values = [term.meta["val"] for term in (self.added, *(term for term, _ in self.more))]
         if any(value.dtype != torch.float32 or not _spreads(value, sizes) for value in values):
             return False  # they are added up as scores are
-        return any(value.dim() and same_number(value.shape[-1], sizes[-1]) for value in values)
+        return any(value.dim() and same_size(value.shape[-1], sizes[-1]) for value in values)
 
 
 def scores_of_products(softmax: Node) -> torch.Tensor | None:
     """The product with weights of a softmax that is between two products, whatever is done to its scores."""
     shape, below = softmax.meta["val"].shape, softmax.args[0]
-    if len(shape) != 4 or not all(isinstance(size, int) and size for size in shape):
+    if len(shape) != 4 or not all(is_usable(size) for size in shape):
         return None
+    whole = softmax.meta["val"]
     seen: set[Node] = set()
     ahead = [below] if isinstance(below, Node) else []
     while ahead and not any(node.target is aten.bmm.default for node in ahead):
         seen.update(ahead)
         sources = {source for node in ahead for source in node.all_input_nodes} - seen
-        ahead = [node for node in sources if _has_count(node, shape.numel())]
+        ahead = [node for node in sources if _has_count(node, whole)]
     ahead_of, passed = softmax, 0
     while ahead and passed < _MOST_STEPS:
         users = [user for user in ahead_of.users if user.target is aten.bmm.default]
         if users:
             return users[0].meta["val"] if users[0].args[0] is ahead_of else None  # type: ignore[no-any-return]
-        following = [user for user in ahead_of.users if user.target in _PASSED and _has_count(user, shape.numel())]
+        following = [user for user in ahead_of.users if user.target in _PASSED and _has_count(user, whole)]
         if not following:
             return None
         ahead_of, passed = following[-1], passed + 1
     return None
 
 
-def _has_count(node: Node, count: int) -> bool:
+def _has_count(node: Node, whole: torch.Tensor) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.numel() == count
+    return isinstance(value, torch.Tensor) and same_count(value, whole)
 
 
 def _narrow(scores: Node, out: Node) -> torch.dtype | None:
@@ -453,24 +458,27 @@ def _narrow(scores: Node, out: Node) -> torch.dtype | None:
     return dtype if wide is torch.float32 and dtype in (torch.bfloat16, torch.float16) else None
 
 
-def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ...]) -> bool:
+def fits_scores(mask: Node, sizes: tuple[Size, ...], types: tuple[torch.dtype, ...]) -> bool:
     """Whether a mask is one of the scores of such sizes, with an element for each key, of one of the types."""
     value = mask.meta["val"]
     if value.dtype not in types or not 1 <= value.dim() <= 4:
         return False
-    return same_number(value.shape[-1], sizes[-1]) and _spreads(value, sizes)
+    return same_size(value.shape[-1], sizes[-1]) and _spreads(value, sizes)
 
 
-def _spreads(value: torch.Tensor, sizes: tuple[int, ...]) -> bool:
+def _spreads(value: torch.Tensor, sizes: tuple[Size, ...]) -> bool:
     """Whether a tensor is one of so many elements where it is repeated."""
     pairs = zip(reversed(value.shape), reversed(sizes), strict=False)
-    return value.dim() <= len(sizes) and all(same_number(n, 1) or same_number(n, whole) for n, whole in pairs)
+    return value.dim() <= len(sizes) and all(same_size(n, 1) or same_size(n, whole) for n, whole in pairs)
 
 
 def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Operand, Operand]:
     """The operands, read from heads that are shared by several, where keys and values both are."""
     keys, values = shared_heads(key.source), shared_heads(value.source)
-    if keys is None or values is None or keys.meta["val"].shape[1] != values.meta["val"].shape[1]:
+    if keys is None or values is None:
+        return query, key, value
+    counts = {concrete(each.meta["val"].shape[1]) for each in (query.source, keys, values)}
+    if None in counts or not same_size(keys.meta["val"].shape[1], values.meta["val"].shape[1]):
         return query, key, value
     return query, replace(key, source=keys, whole=key.source), replace(value, source=values, whole=value.source)
 
@@ -484,7 +492,7 @@ def _is_lower_triangle(seen: Node, scores: Node) -> bool:
         return False
     if ones.target is aten.full.default and ones.args[1] is not True:
         return False
-    return tuple(seen.meta["val"].shape) == tuple(scores.meta["val"].shape[-2:])
+    return same_sizes(seen.meta["val"].shape, scores.meta["val"].shape[-2:])
 
 
 def is_cast(node: Node) -> bool:
@@ -498,4 +506,4 @@ def is_cast(node: Node) -> bool:
 
 
 def _same_count(a: Node, b: Node) -> bool:
-    return bool(a.meta["val"].numel() == b.meta["val"].numel())
+    return same_count(a.meta["val"], b.meta["val"])

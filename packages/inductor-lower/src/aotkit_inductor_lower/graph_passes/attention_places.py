@@ -8,10 +8,13 @@ Note [Conditions of positions]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
+
+from .known_sizes import same_size, same_sizes
 
 __all__ = ["Places", "seen_places"]
 
@@ -64,7 +67,7 @@ def expanded(node: Node) -> Node:
     while node.target is aten.expand.default and isinstance(node.args[0], Node):
         source = node.args[0]
         last = tuple(source.meta["val"].shape)
-        if not last or tuple(node.meta["val"].shape[-len(last) :]) != last:
+        if not last or not same_sizes(node.meta["val"].shape[-len(last) :], last):
             return node
         node = source
     return node
@@ -73,7 +76,7 @@ def expanded(node: Node) -> Node:
 def _comparison(node: Node, lengths: tuple[int, ...]) -> Sum | None:
     """What a comparison says is at least 0: how often the query's position, the key's, and a number."""
     signs = _COMPARISONS.get(node.target)  # type: ignore[call-overload]
-    if signs is None or tuple(node.meta["val"].shape) != tuple(lengths) or 1 in lengths:
+    if signs is None or not same_sizes(node.meta["val"].shape, lengths) or any(same_size(n, 1) for n in lengths):
         return None
     left, right = (_sum(part, lengths, None) for part in node.args[:2])
     if left is None or right is None:
@@ -91,9 +94,8 @@ def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
         return 0, 0, number
     if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
         return None
-    shape = tuple(value.meta["val"].shape)
     if of is None:
-        of = {(lengths[0], 1): 0, (lengths[1],): 1, (1, lengths[1]): 1}.get(shape)
+        of = _axis(value.meta["val"].shape, lengths)
     if value.target in _SUMS and not value.kwargs:
         parts = [_sum(part, lengths, of) for part in value.args]
         if len(parts) != 2 or None in parts:
@@ -101,12 +103,21 @@ def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
         (a, b, c), (d, e, f) = parts  # type: ignore[misc]
         sign = _SUMS[value.target]  # type: ignore[index]
         return a + sign * d, b + sign * e, c + sign * f
-    if of is None or value.meta["val"].numel() != lengths[of] or value.meta["val"].is_floating_point():
+    if of is None or not same_size(value.meta["val"].numel(), lengths[of]) or value.meta["val"].is_floating_point():
         return None
     if value.target in _SAME:
         return _sum(value.args[0], lengths, of)
     if value.target is aten.arange.default and len(value.args) == 1:
         return (1, 0, 0) if of == 0 else (0, 1, 0)
+    return None
+
+
+def _axis(shape: Sequence[int], lengths: tuple[int, ...]) -> int | None:
+    """Whether a tensor of such sizes has an element for each query (0) or key (1)."""
+    queries, keys = lengths
+    for of, each in ((0, (queries, 1)), (1, (keys,)), (1, (1, keys))):
+        if same_sizes(shape, each):
+            return of
     return None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.aten import is_view
+from .known_sizes import same_sizes
 
 __all__ = [
     "addresses_storage",
@@ -139,5 +140,5 @@ def shared_heads(node: object) -> Node | None:
     if not isinstance(heads, Node) or len(repeated) != 5 or heads.meta["val"].dim() != 4:
         return None
     batch, count, times, length, width = repeated
-    joined = tuple(whole.meta["val"].shape) == (batch, count * times, length, width)
-    return heads if joined and tuple(heads.meta["val"].shape) == (batch, count, length, width) else None
+    joined = same_sizes(whole.meta["val"].shape, (batch, count * times, length, width))
+    return heads if joined and same_sizes(heads.meta["val"].shape, (batch, count, length, width)) else None

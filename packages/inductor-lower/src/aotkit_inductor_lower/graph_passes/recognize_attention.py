@@ -2,7 +2,8 @@
 
 Before ``bmm(dropout(softmax(bmm(query, key.T) * scale + mask)), value)``, with copies and views between, and in a joint
 graph its gradients. After :data:`~..ops.attention.ATTENTION`, and one call for all gradients (Note [Attention as an
-operator]). Requires a target that computes it, that nothing else reads scores or weights, known sizes and float32,
+operator]). Requires a target that computes it, that nothing else reads scores or weights, sizes that are
+known to be equal in every call where they must be (Note [Sizes that are the same] in :mod:`.known_sizes`), and float32,
 bfloat16 or float16. Queries and keys may be copied to float32 before their product: numbers of fewer bits multiply
 exactly, so kernels read these. A gradient of the scores that is read by itself (a mask that is trained) is a result of
 the backward. Attention that has another form stays as it is written, with its scores in memory; a decision says so.
@@ -42,6 +43,7 @@ from ..passes import Decision, Pass, PassContext
 from ..target import on_host
 from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
 from .attention_parts import Operand, Written, find_written, scores_of_products
+from .known_sizes import concrete, same_size, share_sizes, written_size
 from .node_facts import before_writes, escaping_nodes, same_tensor_type
 from .patterns import emit
 from .replace import replace_node, views_of
@@ -63,6 +65,7 @@ def recognize_attention(graph: Graph, fuel: int, takes: Takes, *, bodies: bool =
     """Run the pass; the number of attentions found. ``takes``: whether the target computes one; ``bodies``: it hides
     keys that are too far back by where they are, and caps scores."""
     found = 0
+    share_sizes(graph)
     escaping, early = escaping_nodes(graph), before_writes(graph)
     copies = {node for node in early if node.target is aten.clone.default} - escaping
     for node in early:
@@ -166,7 +169,7 @@ class _Rewriter:
 
     def _lines(self, operand: Operand, place: Node) -> Node:
         """The operand with the numbers of a head side by side."""
-        if operand.source.meta["val"].stride(-1) == 1:
+        if same_size(operand.source.meta["val"].stride(-1), 1):
             return operand.source
         return self._emit(place, _copied, x=operand.source)
 
@@ -178,7 +181,7 @@ class _Rewriter:
                 mask = self._emit(place, _inverse, x=mask)
             if mask is not None and mask is written.added:
                 mask = self._sum_of_terms(mask, place)
-            if mask is not None and mask.meta["val"].stride(-1) != 1:
+            if mask is not None and not same_size(mask.meta["val"].stride(-1), 1):
                 mask = self._emit(place, _copied, x=mask)
             made.append(mask)
         if written.drawn is None:
@@ -194,19 +197,19 @@ class _Rewriter:
 
     def _draw(self, drawn: Node) -> Node:
         """Which weights are kept: the same random numbers, as bytes, drawn where they were."""
-        batch, heads, queries, keys, _ = self.written.shape
         kept = self.written.kept
-
+        query, key, _ = (operand.source for operand in self.written.operands)
         on_device = self.written.is_kept and not on_host(drawn.meta["val"][0])
 
-        def draw(x: Any) -> Any:
+        def draw(x: Any, y: Any) -> Any:
+            sizes = [*(written_size(x, dim) for dim in range(3)), written_size(y, 2)]
             if on_device:  # where dropout draws in an order of its own, alike for all types
-                room = aten.new_empty.default(x, [batch, heads, queries, keys])
+                room = aten.new_empty.default(x, sizes)
                 return operator.getitem(aten.native_dropout.default(room, 1 - kept, True), 1)
-            room = aten.new_empty.default(x, [batch, heads, queries, keys], dtype=torch.bool)
+            room = aten.new_empty.default(x, sizes, dtype=torch.bool)
             return aten.bernoulli.p(room, kept)
 
-        return self._emit(drawn, draw, x=self.written.operands[0].source)
+        return self._emit(drawn, draw, x=query, y=key)
 
 
 def _calling(target: Any) -> Callable[..., Any]:
@@ -244,13 +247,13 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
 
     def takes(written: Written) -> bool:
         *_, queries, keys, width = written.shape
-        return written.scale > 0 and _computes(ctx, written.out.meta["val"], (queries, keys), width)
+        return written.scale > 0 and _computes(ctx, written.out.meta["val"], (concrete(queries), concrete(keys)), width)
 
     bodies = ctx.target.capabilities.attention_bodies
     return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes, bodies=bodies))(graph, ctx)
 
 
-def _computes(ctx: PassContext, out: torch.Tensor, lengths: tuple[int, int], width: int) -> bool:
+def _computes(ctx: PassContext, out: torch.Tensor, lengths: tuple[int | None, int | None], width: int) -> bool:
     """Whether the target computes attention of such sizes, with a result like ``out``."""
     dtype = str(out.dtype).removeprefix("torch.")
     owns = ctx.target.capabilities.owns(out.device)
@@ -262,7 +265,10 @@ def _run_last(graph: Graph, ctx: PassContext) -> Graph:
     made = _run(graph, ctx)
     for node in made.nodes if ctx.options.contractions != "aten" else ():
         out = scores_of_products(node) if node.target is aten._softmax.default else None
-        if out is None or not _computes(ctx, out, tuple(node.meta["val"].shape[2:]), out.shape[2]):
+        if out is None or not isinstance(out.shape[2], int):
+            continue
+        queries, keys = (concrete(size) for size in node.meta["val"].shape[2:])
+        if not _computes(ctx, out, (queries, keys), out.shape[2]):
             continue
         sizes = list(node.meta["val"].shape)
         said = f"attention {out.dtype} with scores {sizes}: {IN_MEMORY}".replace("torch.", "")

@@ -28,6 +28,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
+from .known_sizes import same_sizes
 from .node_facts import shared_heads, until_first_write
 from .patterns import emit
 from .replace import replace_node
@@ -60,7 +61,7 @@ def _rewrite(graph: Graph, node: Node, least: int) -> int:
     if users[0].target is not operator.getitem or users[0].args[1] != 0:  # the logarithms of the sums are for training
         return 0
     shared = shared_heads(key), shared_heads(value)
-    if None not in shared and shared[0].meta["val"].shape[:3] == shared[1].meta["val"].shape[:3]:  # type: ignore[union-attr]
+    if None not in shared and same_sizes(*(each.meta["val"].shape[:3] for each in shared)):  # type: ignore[union-attr]
         key, value = shared
     if not all(isinstance(operand, Node) for operand in (query, key, value)):
         return 0

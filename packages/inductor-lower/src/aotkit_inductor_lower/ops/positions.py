@@ -9,6 +9,8 @@ Note [Positions that a call tells]
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -68,6 +70,8 @@ def _clamped(given: object, size: Number) -> Number | None:
     if direction < 0:
         number = number + size
         return number if statically_known_true(number >= 0) else torch.sym_max(number, 0)
+    if isinstance(number, int) and number >= sys.maxsize:  # as ``x[:]`` has it
+        return size
     return number if statically_known_true(number <= size) else torch.sym_min(number, size)
 
 

@@ -22,7 +22,8 @@ Note [What one program instance reads back]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,6 +36,7 @@ from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from ..map_loops import config_of, is_persistent, is_serial
 from ..records import KnownMemory
 from ..sectors import WIDEST, loads_odd_rows, neighbours_at_once
+from .columns import load_of_columns
 from .evictions import evictions
 from .indices import expr_text, identifier
 from .lines import Scope, Value
@@ -81,6 +83,8 @@ class BodyEmitter:
         self.ends: dict[int, End] = {}
         self.together: tuple[tuple[tuple[Loop, ...], str], ...] = ()  # loops of a nest, and their joint position
         self.starts: dict[Symbol, str] = {}  # of loops whose tile begins at a named place
+        self.tile_starts: dict[Symbol, str] = {}  # where the tile begins along each loop of it
+        self.window: tuple[Loop, ...] = ()  # loops of the nest that a tile holds whole
         self.pointers: dict[str, DType] = {}
         self.written = {i.buffer for i in body if isinstance(i, Store)}
         self.scratch = {row.name: row for row in kernel.scratch}
@@ -257,6 +261,20 @@ class BodyEmitter:
                 return f"{pointer} + {first} + tl.max_contiguous({lanes}, {together})"
         return f"{pointer} + {self.index_value(index, dims)}"
 
+    def reads_only(self, buffer: str) -> bool:
+        """Whether nothing here writes to a buffer, which is no scratch memory."""
+        return buffer not in self.written and buffer not in self.scratch
+
+    @contextmanager
+    def other_symbols(self) -> Iterator[None]:
+        """Context in which loops may have other values."""
+        saved = dict(self.symbols), self.together
+        self.together = ()
+        try:
+            yield
+        finally:
+            self.symbols, self.together = saved
+
     def _start_text(self, symbol: Symbol, start: str, at: Symbol) -> str:
         return start if at == symbol else self._symbol_text(at)
 
@@ -279,10 +297,11 @@ class BodyEmitter:
         extra = f", mask={mask}" if mask else ""
         if masks or (mask and self.zero_fills):
             extra += f", other={_other_text(i.other if given else 0, i.dtype)}"
-        if i.result in self.evictions:
-            extra += f', eviction_policy="{self.evictions[i.result]}"'
+        eviction = f', eviction_policy="{self.evictions[i.result]}"' if i.result in self.evictions else ""
+        extra += eviction
         version = self.scope.version(i.buffer)
-        self.scope.define(i.result, f"tl.load({address}{extra})", dims, key=version)
+        text = load_of_columns(self, i, self.window, eviction) if self.window else None
+        self.scope.define(i.result, text or f"tl.load({address}{extra})", dims, key=version)
 
     def _loose_mask(self, i: Load, dims: frozenset[int]) -> str:
         """The mask of a load, see Note [Loads past the end]."""

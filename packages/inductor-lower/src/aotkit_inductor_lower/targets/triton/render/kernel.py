@@ -134,6 +134,7 @@ class KernelEmitter(BodyEmitter):
             position -= 1
             at = self.along(position)
             start = f"{part} * {block}"
+            self.tile_starts[Symbol(loop.symbol)] = start
             if self.loads_odd_rows(Symbol(loop.symbol)):
                 self.starts[Symbol(loop.symbol)] = f"start_{name}"
                 self.scope.line(f"start_{name} = {start}")

@@ -39,11 +39,13 @@ class Reducer:
         if self.persistent:
             scope.row_block = str(self.nest.loops[0].map.width)
             self.row_index()
+            kernel.window = self.nest.loops
             for instr in self.nest.body:
                 if isinstance(instr, Reduce):
                     self._reduce_whole(instr)
                 else:
                     kernel.instruction(instr)
+            kernel.window = ()
         else:
             scope.row_block = "RBLOCK"
             self._looped(size)
