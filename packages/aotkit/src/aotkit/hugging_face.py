@@ -31,6 +31,8 @@ def accept_in_accelerate() -> None:
     member._name_, member._value_ = _NAME, _NAME
     asked_before = names._missing_
     names._missing_ = classmethod(lambda _, value: member if value == _NAME else asked_before(value))
+    # Python 3.11.0 to 3.11.3 copy a member by its name, which only those have that the class was made with.
+    names.__reduce_ex__ = lambda self, protocol: (type(self), (self._value_,))
 
 
 def generation_settings(**options: Any) -> dict[str, Any]:
