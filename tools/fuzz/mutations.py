@@ -111,6 +111,14 @@ def _check_groups(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 
 #: Calls below the checks of torch's own functions, which read any memory if operands don't fit.
+def _check_batch_norm(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    x, *channels, training = args[:6]
+    if not training and (channels[2] is None or channels[3] is None):
+        raise ValueError("no statistics")
+    if any(each is not None and (each.shape != x.shape[1:2] or not each.is_contiguous()) for each in channels):
+        raise ValueError("other channels")
+
+
 _UNCHECKED = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _check_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _check_attention_backward,
@@ -118,6 +126,7 @@ _UNCHECKED = {
     aten._weight_int4pack_mm_for_cpu.default: _check_packed,
     aten.max_pool2d_with_indices_backward.default: _check_pooled,
     aten._grouped_mm.default: _check_groups,
+    aten.native_batch_norm.default: _check_batch_norm,
 }
 
 
