@@ -119,6 +119,14 @@ def _check_batch_norm(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         raise ValueError("other channels")
 
 
+def _check_batch_norm_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    rows, x, weight, *running, mean, invstd, training = args[:8]
+    read = (mean, invstd) if training else running
+    if rows.shape != x.shape or any(each is None for each in read):
+        raise ValueError("no statistics")
+    _check_batch_norm((x, weight, None, *read, training), kwargs)
+
+
 _UNCHECKED = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _check_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _check_attention_backward,
@@ -127,6 +135,7 @@ _UNCHECKED = {
     aten.max_pool2d_with_indices_backward.default: _check_pooled,
     aten._grouped_mm.default: _check_groups,
     aten.native_batch_norm.default: _check_batch_norm,
+    aten.native_batch_norm_backward.default: _check_batch_norm_backward,
 }
 
 
