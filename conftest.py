@@ -116,7 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Of logs, warnings are kept: torch traces itself at DEBUG, and a failure would print hundreds of empty lines.
 
-    The option `log_level` would set the level of all loggers six times a test, a fiftieth of the time of short ones.
+    The option `log_level` would set the root's level six times a test, each time emptying what every logger remembers.
     """
     if plugin := session.config.pluginmanager.get_plugin("logging-plugin"):
         for handler in (plugin.caplog_handler, plugin.report_handler):

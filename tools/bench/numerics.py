@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -67,6 +69,18 @@ def relative_errors(values: Values, reference: Values) -> dict[str, float]:
 def kind_of(name: str) -> str:
     """`grad:encoder.weight` -> `grad`."""
     return name.partition(":")[0]
+
+
+def save(path: str, values: Values) -> None:
+    """Write named arrays to an .npz file."""
+    arrays: dict[str, Any] = dict(values)
+    numpy.savez(path, **arrays)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Named arrays of an .npz file."""
+    with numpy.load(path, allow_pickle=False) as data:
+        return {name: data[name] for name in data.files}
 
 
 def compare(

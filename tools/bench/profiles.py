@@ -45,11 +45,17 @@ class Loss(nn.Module):
 
 def profile_of(name: str, calls: int, quick: bool = False) -> aotkit.Profile:
     """The profile of a model's training step; ``quick``: with short inputs."""
+    model, batch = _made(name, quick)
+    return aotkit.profile(model, batch, calls=calls)
+
+
+def _made(name: str, quick: bool) -> tuple[Loss, dict[str, Any]]:
+    """A model and a batch."""
     case = MODELS[name]
     torch.manual_seed(0)
     length = case.quick_length if quick else case.length
     batch = case.inputs(case.batch_size, length, torch.Generator().manual_seed(0))
-    return aotkit.profile(Loss(case.build().train()), batch, calls=calls)
+    return Loss(case.build().train()), batch
 
 
 def kind_of(name: str, ours: bool = False) -> str:
@@ -68,10 +74,7 @@ def kinds_of(found: aotkit.Profile) -> dict[str, float]:
 
 def eager_kinds(name: str, calls: int, quick: bool = False) -> dict[str, float]:
     """Milliseconds of each kind in eager mode, of the operators without what they call."""
-    case = MODELS[name]
-    torch.manual_seed(0)
-    model = Loss(case.build().train())
-    batch = case.inputs(case.batch_size, case.quick_length if quick else case.length, torch.Generator().manual_seed(0))
+    model, batch = _made(name, quick)
 
     def run(times: int) -> None:
         for _ in range(times):

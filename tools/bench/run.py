@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
-
-from tools.bench.numerics import ErrorReport, compare
+from tools.bench.numerics import ErrorReport, compare, load
 from tools.workspace import ROOT
 
 
@@ -207,20 +205,14 @@ def without_ties(
     given = {name: str(folder / f"{name}.npz") for name in ("eager", backend)}
     results = {name: str(folder / f"{name}-tied.npz") for name in given}
     answer = process.ask("ties", reference=str(folder / "float64.npz"), given=given, results=results)
-    tied = {name: loaded(path) for name, path in results.items()}
+    tied = {name: load(path) for name, path in results.items()}
     return compare(own, eager, tied[backend], tied["eager"], answer["ties"][backend])
 
 
 def ask_values(process: WorkerProcess, path: Path, double: bool) -> dict[str, Any]:
     """One step's outputs and gradients."""
     process.ask("values", path=str(path), double=double)
-    return loaded(path)
-
-
-def loaded(path: Path | str) -> dict[str, Any]:
-    """Named arrays of an .npz file."""
-    with numpy.load(path, allow_pickle=False) as data:
-        return {name: data[name] for name in data.files}
+    return load(path)
 
 
 def measure_all(models: Sequence[str], modes: Sequence[str], settings: Settings) -> list[Measurement]:

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
 from tools.bench.memory import peak_resident_mb, peak_tensor_mb
 from tools.bench.models import Batch, make_batch, make_model
-from tools.bench.numerics import Values
+from tools.bench.numerics import Values, load, save
 from tools.bench.ties import Watch, candidates, taken
 
 Step = Callable[[], dict[str, torch.Tensor]]
@@ -169,18 +168,6 @@ def make_step(model: nn.Module, call: Callable[..., Any], batch: Batch, mode: st
         return values
 
     return train if mode == "train" else infer
-
-
-def save(path: str, values: Values) -> None:
-    """Write named arrays to an .npz file."""
-    arrays: dict[str, Any] = dict(values)
-    numpy.savez(path, **arrays)
-
-
-def load(path: str) -> dict[str, Any]:
-    """Read them."""
-    with numpy.load(path, allow_pickle=False) as data:
-        return {name: data[name] for name in data.files}
 
 
 def serve(worker: Worker, replies: Any) -> None:

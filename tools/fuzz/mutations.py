@@ -110,7 +110,6 @@ def _check_groups(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         raise ValueError("other groups")
 
 
-#: Calls below the checks of torch's own functions, which read any memory if operands don't fit.
 def _check_batch_norm(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     x, *channels, training = args[:6]
     if not training and (channels[2] is None or channels[3] is None):
@@ -127,6 +126,7 @@ def _check_batch_norm_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> N
     _check_batch_norm((x, weight, None, *read, training), kwargs)
 
 
+#: Calls below the checks of torch's own functions, which read any memory if operands don't fit.
 _UNCHECKED = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _check_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _check_attention_backward,
@@ -373,20 +373,19 @@ def _cast_constant(node: Node, draw: random.Random) -> Mutation | None:
 # --- applying ---------------------------------------------------------------------------------------------------
 
 
-def apply(gm: GraphModule, mutation: Mutation) -> bool:
-    """Change the graph; whether the nodes that are named are there."""
+def apply(gm: GraphModule, mutation: Mutation) -> None:
+    """Change the graph, if the nodes that are named are there: another change may have taken them away."""
     named = {node.name: node for node in gm.graph.nodes}
     node = named.get(mutation.node)
     if node is None or (mutation.kind == "other operand" and mutation.value not in named):
-        return False
+        return
     reads = isinstance(mutation.place, int) and mutation.kind not in ("default", "operator", "returned")
     if reads and mutation.place >= len(node.args):  # type: ignore[operator]
-        return False
+        return
     _APPLY[mutation.kind](node, mutation, named)
     gm.graph.eliminate_dead_code()
     gm.graph.lint()
     gm.recompile()
-    return True
 
 
 def _set(node: Node, mutation: Mutation, value: Any) -> None:

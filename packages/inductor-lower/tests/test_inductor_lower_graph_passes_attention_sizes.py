@@ -16,11 +16,12 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from aotkit_inductor_lower import decompositions
 from aotkit_inductor_lower.graph_passes.attention_operands import read_operands
-from aotkit_inductor_lower.graph_passes.known_sizes import dense_order, is_dense, is_usable, same_size
+from aotkit_inductor_lower.graph_passes.known_sizes import dense_order, is_dense, is_usable
 from aotkit_inductor_lower.graph_passes.recognize_attention import recognize_attention
 from aotkit_inductor_lower.graph_passes.remove_noops import remove_noops
 from aotkit_inductor_lower.graph_passes.rewriting import drop_dead_nodes
 from aotkit_inductor_lower.ops.attention import ATTENTION, ATTENTION_BACKWARD
+from aotkit_inductor_lower.ops.positions import same_number
 
 aten = torch.ops.aten
 H, D = 4, 8
@@ -213,8 +214,8 @@ def test_operands_of_fused_attention_are_read_without_a_guard(trained: tuple[int
 def test_what_is_certain_of_sizes() -> None:
     env, _, (x, y) = symbolic([torch.randn(6, 3, 6), torch.randn(2, 3, 6)])
     a, b = x.shape[0], x.shape[2]
-    assert same_size(a * 3 * b, b * a * 3) and same_size(2 * (a + 1), a * 2 + 2) and same_size(3, 3)
-    assert not same_size(a, b) and not same_size(a, 6) and not same_size(y.shape[0] * 3, a)
+    assert same_number(a * 3 * b, b * a * 3) and same_number(2 * (a + 1), a * 2 + 2) and same_number(3, 3)
+    assert not same_number(a, b) and not same_number(a, 6) and not same_number(y.shape[0] * 3, a)
     assert is_usable(a) and is_usable(a - 1) and not is_usable(0)
     assert not is_usable(a - 3)  # of 2 it would be less than nothing
     assert not is_usable(a // 7 + 1)  # which is 1 at hand

@@ -21,10 +21,10 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION
+from ..ops.positions import same_number, same_sizes
 from ..passes import Pass, PassContext
 from .attention_nodes import number_of
 from .attention_operands import bool_mask, is_read, made_of, part_of, take_parts
-from .known_sizes import same_size, same_sizes
 from .node_facts import shared_heads, until_first_write
 from .patterns import emit
 from .rewriting import rewriting
@@ -144,12 +144,12 @@ def _fit(query: Node, key: Node, value: Node) -> bool:
     """Whether kernels read the operands as they lie."""
     tensors = [each.meta["val"] for each in (query, key, value)]
     first = tensors[0]
-    if first.dtype not in _FLOATS or any(t.dtype != first.dtype or not same_size(t.stride(-1), 1) for t in tensors):
+    if first.dtype not in _FLOATS or any(t.dtype != first.dtype or not same_number(t.stride(-1), 1) for t in tensors):
         return False
     if (
         not same_sizes(tensors[1].shape, tensors[2].shape)
         or not isinstance(first.shape[3], int)
-        or not same_size(first.shape[3], tensors[1].shape[3])
+        or not same_number(first.shape[3], tensors[1].shape[3])
     ):
         return False
     heads, shared = first.shape[1], tensors[1].shape[1]

@@ -12,9 +12,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
+from ..ops.positions import Number, same_sizes
 from .attention_nodes import RESHAPES, hiding, is_turned, scaled_by
 from .attention_parts import Operand, Written, find_operand, is_cast
-from .known_sizes import Size, dense_order, is_dense, same_sizes, written_size
+from .known_sizes import dense_order, is_concrete, is_dense, written_size
 from .patterns import emit
 from .replace import replace_node
 
@@ -83,16 +84,12 @@ def _like(x: Any, old: Any) -> object:
     value = old.node.meta["val"]
     if is_dense(value):
         return aten.clone.default(x, memory_format=torch.contiguous_format)
-    if _is_concrete(value):
+    if is_concrete(value):
         return aten.copy.default(aten.new_empty_strided.default(x, list(value.shape), list(value.stride())), x)
     order = dense_order(value)
     assert order is not None  # find_place looked
     made = aten.clone.default(aten.permute.default(x, list(order)), memory_format=torch.contiguous_format)
     return aten.permute.default(made, [order.index(dim) for dim in range(len(order))])
-
-
-def _is_concrete(value: torch.Tensor) -> bool:
-    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def erase_unused(graph: Graph, node: Node) -> None:
@@ -108,7 +105,7 @@ def erase_unused(graph: Graph, node: Node) -> None:
 
 
 def find_place(
-    product: Node, shape: tuple[Size, ...], scale: float | None, turned: bool, narrow: torch.dtype | None = None
+    product: Node, shape: tuple[Number, ...], scale: float | None, turned: bool, narrow: torch.dtype | None = None
 ) -> Place | None:
     """Where the heads are read that a product of three dimensions computes. ``scale``: they are multiplied by it.
     ``narrow``: and copied to this type, as which they are read."""
@@ -140,7 +137,7 @@ def find_place(
 
 def _can_be_written(value: torch.Tensor) -> bool:
     """Whether a tensor that lies as this one does can be written, whatever its sizes are."""
-    return _is_concrete(value) or dense_order(value) is not None
+    return is_concrete(value) or dense_order(value) is not None
 
 
 def _narrowed(node: Node, turned: bool, dtype: torch.dtype) -> list[tuple[Node, bool]]:
@@ -384,7 +381,7 @@ def _summed(place: Place, heads: Node) -> Place | None:
     return Place(place.product, ((found, False),))
 
 
-def sum_of_copies(node: Node, shape: tuple[Size, ...]) -> Node | None:
+def sum_of_copies(node: Node, shape: tuple[Number, ...]) -> Node | None:
     """Of the gradients of copies of heads, their sum, of ``shape``."""
     batch, heads, length, width = shape
     while len(node.users) == 1:
@@ -402,7 +399,7 @@ def sum_of_copies(node: Node, shape: tuple[Size, ...]) -> Node | None:
     return None
 
 
-def _of_shape(node: Node, shape: tuple[Size, ...]) -> Node | None:
+def _of_shape(node: Node, shape: tuple[Number, ...]) -> Node | None:
     while not same_sizes(node.meta["val"].shape, shape):
         if len(node.users) != 1:
             return None

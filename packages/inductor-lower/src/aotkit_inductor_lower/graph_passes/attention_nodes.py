@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
-from .known_sizes import Size, same_count, same_sizes
+from ..ops.positions import Number, same_sizes
+from .known_sizes import same_count
 
 __all__ = [
     "RESHAPES",
@@ -73,7 +74,7 @@ def scaled_by(node: Node) -> float | None:
     return 1 / number if number else None
 
 
-def deepest(node: object, shape: tuple[Size, ...]) -> Node | None:
+def deepest(node: object, shape: tuple[Number, ...]) -> Node | None:
     """The first tensor of a shape on the way of views and copies to a node, which keep the order of elements."""
     found = None
     while isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor):

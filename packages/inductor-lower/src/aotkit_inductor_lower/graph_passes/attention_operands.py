@@ -19,11 +19,11 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD
+from ..ops.positions import same_number, same_sizes
 from ..passes import Pass, PassContext
 from .attention_gradients import Place, erase_unused, sum_of_copies
 from .attention_nodes import hiding, number_of
 from .attention_parts import fits_scores
-from .known_sizes import same_size, same_sizes
 from .node_facts import before_writes, escaping_nodes, shared_heads
 from .patterns import emit
 from .rewriting import rewriting
@@ -64,7 +64,7 @@ def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
     key, value = heads
     if key is None or value is None or not same_sizes(key.meta["val"].shape, value.meta["val"].shape):
         return 0
-    if not all(same_size(each.meta["val"].stride(-1), 1) for each in (key, value)):
+    if not all(same_number(each.meta["val"].stride(-1), 1) for each in (key, value)):
         return 0  # the call reads the numbers of a head side by side, as they are in the copies
     args = [*node.args[: place + 1], key, value, *node.args[place + 3 :]]
     if node.target is _FORWARD:
@@ -224,7 +224,7 @@ def _is_padding(cut: Node, padded: Node) -> bool:
 def is_read(mask: Node, query: Node, key: Node, types: tuple[torch.dtype, ...]) -> bool:
     """Whether attention reads a mask as it lies."""
     sizes = (*query.meta["val"].shape[:3], key.meta["val"].shape[2])
-    return fits_scores(mask, sizes, types) and same_size(mask.meta["val"].stride(-1), 1)
+    return fits_scores(mask, sizes, types) and same_number(mask.meta["val"].stride(-1), 1)
 
 
 def _run(graph: Graph, ctx: PassContext) -> Graph:

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..ops.positions import Number, same_number, same_sizes
 from .attention_nodes import (
     RESHAPES,
     deepest,
@@ -21,7 +22,7 @@ from .attention_nodes import (
     scaled_by,
 )
 from .attention_places import seen_places
-from .known_sizes import Size, concrete, is_dense, is_usable, same_count, same_size, same_sizes
+from .known_sizes import concrete, is_dense, is_usable, same_count
 from .node_facts import shared_heads
 
 __all__ = [
@@ -61,7 +62,7 @@ class Written:
     ``noise``: what dropout multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
     ``inner``: nodes that nothing needs any more once it is a call."""
 
-    shape: tuple[Size, Size, Size, Size, int]
+    shape: tuple[Number, Number, Number, Number, int]
     products: tuple[Node, Node]
     operands: tuple[Operand, Operand, Operand]
     probabilities: Node
@@ -129,7 +130,12 @@ class Written:
 
 
 def find_operand(
-    node: Node, shape: tuple[Size, Size, Size, int], *, turned: bool = False, scales: bool = True, wide: bool = False
+    node: Node,
+    shape: tuple[Number, Number, Number, int],
+    *,
+    turned: bool = False,
+    scales: bool = True,
+    wide: bool = False,
 ) -> Operand | None:
     """The heads of a factor of a product, ``turned`` over somewhere, before they were scaled, if that counts, and
     before they were copied to float32 (``wide``), which changes none of their numbers."""
@@ -420,7 +426,7 @@ class _Finder:
         values = [term.meta["val"] for term in (self.added, *(term for term, _ in self.more))]
         if any(value.dtype != torch.float32 or not _spreads(value, sizes) for value in values):
             return False  # they are added up as scores are
-        return any(value.dim() and same_size(value.shape[-1], sizes[-1]) for value in values)
+        return any(value.dim() and same_number(value.shape[-1], sizes[-1]) for value in values)
 
 
 def scores_of_products(softmax: Node) -> torch.Tensor | None:
@@ -458,18 +464,18 @@ def _narrow(scores: Node, out: Node) -> torch.dtype | None:
     return dtype if wide is torch.float32 and dtype in (torch.bfloat16, torch.float16) else None
 
 
-def fits_scores(mask: Node, sizes: tuple[Size, ...], types: tuple[torch.dtype, ...]) -> bool:
+def fits_scores(mask: Node, sizes: tuple[Number, ...], types: tuple[torch.dtype, ...]) -> bool:
     """Whether a mask is one of the scores of such sizes, with an element for each key, of one of the types."""
     value = mask.meta["val"]
     if value.dtype not in types or not 1 <= value.dim() <= 4:
         return False
-    return same_size(value.shape[-1], sizes[-1]) and _spreads(value, sizes)
+    return same_number(value.shape[-1], sizes[-1]) and _spreads(value, sizes)
 
 
-def _spreads(value: torch.Tensor, sizes: tuple[Size, ...]) -> bool:
+def _spreads(value: torch.Tensor, sizes: tuple[Number, ...]) -> bool:
     """Whether a tensor is one of so many elements where it is repeated."""
     pairs = zip(reversed(value.shape), reversed(sizes), strict=False)
-    return value.dim() <= len(sizes) and all(same_size(n, 1) or same_size(n, whole) for n, whole in pairs)
+    return value.dim() <= len(sizes) and all(same_number(n, 1) or same_number(n, whole) for n, whole in pairs)
 
 
 def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Operand, Operand]:
@@ -478,7 +484,7 @@ def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Oper
     if keys is None or values is None:
         return query, key, value
     counts = {concrete(each.meta["val"].shape[1]) for each in (query.source, keys, values)}
-    if None in counts or not same_size(keys.meta["val"].shape[1], values.meta["val"].shape[1]):
+    if None in counts or not same_number(keys.meta["val"].shape[1], values.meta["val"].shape[1]):
         return query, key, value
     return query, replace(key, source=keys, whole=key.source), replace(value, source=values, whole=value.source)
 

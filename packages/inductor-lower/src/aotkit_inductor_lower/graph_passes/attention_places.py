@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from .known_sizes import same_size, same_sizes
+from ..ops.positions import same_number, same_sizes
 
 __all__ = ["Places", "seen_places"]
 
@@ -76,7 +76,7 @@ def expanded(node: Node) -> Node:
 def _comparison(node: Node, lengths: tuple[int, ...]) -> Sum | None:
     """What a comparison says is at least 0: how often the query's position, the key's, and a number."""
     signs = _COMPARISONS.get(node.target)  # type: ignore[call-overload]
-    if signs is None or not same_sizes(node.meta["val"].shape, lengths) or any(same_size(n, 1) for n in lengths):
+    if signs is None or not same_sizes(node.meta["val"].shape, lengths) or any(same_number(n, 1) for n in lengths):
         return None
     left, right = (_sum(part, lengths, None) for part in node.args[:2])
     if left is None or right is None:
@@ -103,7 +103,7 @@ def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
         (a, b, c), (d, e, f) = parts  # type: ignore[misc]
         sign = _SUMS[value.target]  # type: ignore[index]
         return a + sign * d, b + sign * e, c + sign * f
-    if of is None or not same_size(value.meta["val"].numel(), lengths[of]) or value.meta["val"].is_floating_point():
+    if of is None or not same_number(value.meta["val"].numel(), lengths[of]) or value.meta["val"].is_floating_point():
         return None
     if value.target in _SAME:
         return _sum(value.args[0], lengths, of)

@@ -21,8 +21,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..ops.aten import is_view
+from ..ops.positions import same_number
 from ..passes import Pass, PassContext
-from .node_facts import escaping_nodes, same_number, same_tensor_type
+from .node_facts import escaping_nodes, same_tensor_type
 from .replace import replace_node
 
 __all__ = ["LAUNCH_USER_KERNELS", "PASS", "call_custom_writers", "has_custom_writers", "launch_in_place"]

@@ -229,11 +229,9 @@ def _leads_to_product(node: object) -> bool:
 
 def _number(value: object) -> float | None:
     """A number, or a tensor of one number that the graph makes."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, Node) and value.target in _FILLS and value.meta["val"].dim() == 0:
-        return number_of(value)
-    return None
+    if isinstance(value, Node) and (value.target not in _FILLS or value.meta["val"].dim()):
+        return None
+    return number_of(value)
 
 
 def _source(node: object, shape: tuple[int | None, ...]) -> Node | None:

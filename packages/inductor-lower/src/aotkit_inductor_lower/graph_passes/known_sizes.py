@@ -3,8 +3,8 @@
 Note [Sizes that are the same]
     A comparison of symbolic sizes that Python decides (``a == b`` in an ``if``) is decided by the sizes at hand, and
     adds a guard; under a pass, where guards are no longer taken, it adds none, and what happens to be equal now passes
-    for equal always. So sizes are compared here by what they are made of, and by what the guards that there are say of
-    them. Two sizes of which this says nothing are different.
+    for equal always. So :func:`~..ops.positions.same_number` compares sizes by what they are made of, and by what the
+    guards that there are say of them. Two sizes of which this says nothing are different.
 
     Fake kernels that a pass runs for its new nodes decide by the sizes at hand all the same. In what passes around
     attention write, these decisions depend on whether a size is 1 (views of heads that lie line by line), and whether
@@ -15,57 +15,39 @@ Note [Sizes that are the same]
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..ops.positions import Number, lies_in_order, same_number, same_sizes
+
 __all__ = [
-    "Size",
     "concrete",
     "dense_order",
+    "is_concrete",
     "is_dense",
     "is_usable",
     "same_count",
-    "same_size",
-    "same_sizes",
     "share_sizes",
     "written_size",
 ]
 
-Size = int | torch.SymInt
-
-
-def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes or strides are the same in every call, see Note [Sizes that are the same]."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr:
-        return True
-    return statically_known_true(a == b)
-
-
-def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """The same of all sizes of two tensors."""
-    return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
-
 
 def same_count(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have as many elements in every call."""
-    return same_sizes(a.shape, b.shape) or same_size(a.numel(), b.numel())
+    return same_sizes(a.shape, b.shape) or same_number(a.numel(), b.numel())
 
 
-def is_usable(size: Size) -> bool:
+def is_usable(size: Number) -> bool:
     """Whether a size is never 0, and, where it is symbolic, known at hand and more than 1 there."""
     if isinstance(size, int):
         return size > 0
     return size.node.has_hint() and size.node.hint > 1 and statically_known_true(size >= 1)
 
 
-def concrete(size: Size) -> int | None:
+def concrete(size: Number) -> int | None:
     """A size that is the same number in every call."""
     return size if isinstance(size, int) else None
 
@@ -75,23 +57,19 @@ def dense_order(value: torch.Tensor) -> tuple[int, ...] | None:
     or what its order is isn't known."""
     dims = [dim for dim in range(value.dim()) if concrete(value.shape[dim]) != 1]
     for order in itertools.permutations(dims):
-        steps = [math.prod(value.shape[dim] for dim in order[k + 1 :]) for k in range(len(order))]
-        if same_sizes(steps, [value.stride(dim) for dim in order]):
+        if lies_in_order(value, order):
             return (*(dim for dim in range(value.dim()) if dim not in dims), *order)
     return None
 
 
 def is_dense(value: torch.Tensor) -> bool:
     """Whether a tensor has its elements in memory as it counts them, in every call."""
-    if all(isinstance(number, int) for number in (*value.shape, *value.stride())):
-        return value.is_contiguous()
-    step: Any = 1
-    for dim in reversed(range(value.dim())):
-        if concrete(value.shape[dim]) != 1:
-            if not same_size(value.stride(dim), step):
-                return False
-            step = step * value.shape[dim]
-    return True
+    return lies_in_order(value, range(value.dim()))
+
+
+def is_concrete(value: torch.Tensor) -> bool:
+    """Whether the sizes and strides of a tensor are numbers."""
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def written_size(tensor: Any, dim: int) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.aten import is_view
-from .known_sizes import same_sizes
+from ..ops.positions import same_sizes
 
 __all__ = [
     "addresses_storage",
@@ -17,7 +17,6 @@ __all__ = [
     "escaping_nodes",
     "is_random",
     "reads_storage",
-    "same_number",
     "same_tensor_type",
     "shared_heads",
     "tensors_of",
@@ -102,16 +101,9 @@ def same_tensor_type(a: Node, b: Node, *, strides: bool = True) -> bool:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
     same = x.dtype == y.dtype and x.device == y.device and x.layout == y.layout and x.dim() == y.dim()
-    if not same or not all(same_number(p, q) for p, q in zip(x.shape, y.shape, strict=True)):
+    if not same or not same_sizes(x.shape, y.shape):
         return False
-    return not strides or all(same_number(p, q) for p, q in zip(x.stride(), y.stride(), strict=True))
-
-
-def same_number(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Whether two sizes, strides or offsets are the same for sure."""
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return bool(a.node.expr == b.node.expr)
-    return type(a) is type(b) and a == b
+    return not strides or same_sizes(x.stride(), y.stride())
 
 
 def tensors_of(node: Node) -> Iterator[torch.Tensor]:

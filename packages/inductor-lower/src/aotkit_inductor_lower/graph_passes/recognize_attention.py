@@ -39,11 +39,12 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
+from ..ops.positions import same_number
 from ..passes import Decision, Pass, PassContext
 from ..target import on_host
 from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
 from .attention_parts import Operand, Written, find_written, scores_of_products
-from .known_sizes import concrete, same_size, share_sizes, written_size
+from .known_sizes import concrete, share_sizes, written_size
 from .node_facts import before_writes, escaping_nodes, same_tensor_type
 from .patterns import emit
 from .replace import replace_node, views_of
@@ -169,7 +170,7 @@ class _Rewriter:
 
     def _lines(self, operand: Operand, place: Node) -> Node:
         """The operand with the numbers of a head side by side."""
-        if same_size(operand.source.meta["val"].stride(-1), 1):
+        if same_number(operand.source.meta["val"].stride(-1), 1):
             return operand.source
         return self._emit(place, _copied, x=operand.source)
 
@@ -181,7 +182,7 @@ class _Rewriter:
                 mask = self._emit(place, _inverse, x=mask)
             if mask is not None and mask is written.added:
                 mask = self._sum_of_terms(mask, place)
-            if mask is not None and not same_size(mask.meta["val"].stride(-1), 1):
+            if mask is not None and not same_number(mask.meta["val"].stride(-1), 1):
                 mask = self._emit(place, _copied, x=mask)
             made.append(mask)
         if written.drawn is None:

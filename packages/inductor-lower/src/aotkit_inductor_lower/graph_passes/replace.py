@@ -12,7 +12,8 @@ from torch._subclasses import FakeTensor
 from torch.fx import Node
 
 from ..ops.aten import is_view
-from .node_facts import addresses_storage, same_number
+from ..ops.positions import same_sizes
+from .node_facts import addresses_storage
 
 __all__ = ["fake_result", "replace_node", "views_of"]
 
@@ -60,8 +61,7 @@ def _begins_alike(old: Node, new: Node) -> bool:
     x, y = old.meta.get("val"), new.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return True
-    mine, other = (x.storage_offset(), *x.stride()), (y.storage_offset(), *y.stride())
-    return len(mine) == len(other) and all(same_number(a, b) for a, b in zip(mine, other, strict=True))
+    return same_sizes((x.storage_offset(), *x.stride()), (y.storage_offset(), *y.stride()))
 
 
 def views_of(node: Node) -> list[Node]:

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..ops.positions import same_sizes
 from ..passes import Pass, PassContext
-from .known_sizes import same_sizes
 from .node_facts import shared_heads, until_first_write
 from .patterns import emit
 from .replace import replace_node

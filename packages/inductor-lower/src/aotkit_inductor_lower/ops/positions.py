@@ -10,12 +10,13 @@ Note [Positions that a call tells]
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["Number", "begin_of", "length_of", "same_number", "select_position", "sign"]
+__all__ = ["Number", "begin_of", "length_of", "lies_in_order", "same_number", "same_sizes", "select_position", "sign"]
 
 Number = int | torch.SymInt
 
@@ -58,8 +59,23 @@ def length_of(start: object, end: object, step: object, size: Number) -> Number 
 
 
 def same_number(a: Number, b: Number) -> bool:
-    """Whether two sizes are certainly equal."""
+    """Whether two sizes, strides or offsets are certainly equal."""
     return statically_known_true(a == b)
+
+
+def same_sizes(one: Sequence[Number], other: Sequence[Number]) -> bool:
+    """Whether there are as many sizes, which are certainly equal."""
+    return len(one) == len(other) and all(map(same_number, one, other))
+
+
+def lies_in_order(x: torch.Tensor, dims: Sequence[int]) -> bool:
+    """Whether a tensor is certainly without gaps in memory, with the largest steps along the first of ``dims``."""
+    step: Number = 1
+    for dim in reversed(dims):
+        if not same_number(x.shape[dim], 1) and not same_number(x.stride(dim), step):
+            return False
+        step = step * x.shape[dim]
+    return True
 
 
 def _clamped(given: object, size: Number) -> Number | None:

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .positions import same_number
+from .positions import lies_in_order, same_number, same_sizes
 from .sizes import sizes_misfit
 
 __all__ = ["fits", "misfit", "refusal"]
@@ -178,16 +178,7 @@ def _is_dense(x: torch.Tensor) -> bool:
     if all(type(number) is int for number in (*x.shape, *x.stride())):
         return x.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
     images = [[0, *range(2, x.dim()), 1]] if x.dim() in (4, 5) else []
-    return any(_lies_in_order(x, order) for order in ([*range(x.dim())], *images))
-
-
-def _lies_in_order(x: torch.Tensor, dims: Sequence[int]) -> bool:
-    step: int | torch.SymInt = 1
-    for dim in reversed(dims):
-        if not same_number(x.shape[dim], 1) and not same_number(x.stride(dim), step):
-            return False
-        step = step * x.shape[dim]
-    return True
+    return any(lies_in_order(x, order) for order in ([*range(x.dim())], *images))
 
 
 def _certainly_apart(x: torch.Tensor) -> bool:
@@ -221,7 +212,7 @@ def _as_indices(node: Node) -> str | None:
     grad, indices = _tensors(node)[0], _tensors(node)[-1]
     if volumes := _volumes(node):
         return volumes
-    same = grad.dim() == indices.dim() and all(map(same_number, grad.shape, indices.shape))
+    same = same_sizes(grad.shape, indices.shape)
     return None if same else "a gradient of other sizes than the result is refused by ATen"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .positions import same_number
+from .positions import same_number, same_sizes
 
 __all__ = ["sizes_misfit"]
 
@@ -39,12 +39,8 @@ def _value(argument: Any) -> Any:
     return type(argument)(map(_value, argument)) if isinstance(argument, list | tuple) else argument
 
 
-def _same(one: Sizes, other: Sizes) -> bool:
-    return len(one) == len(other) and all(map(same_number, one, other))
-
-
 def _of_one_size(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda given: _same(given[first].shape, given[second].shape)
+    return lambda given: same_sizes(given[first].shape, given[second].shape)
 
 
 def _padded(given: dict[str, Any]) -> bool:
@@ -55,7 +51,7 @@ def _padded(given: dict[str, Any]) -> bool:
         return False
     for place in range(count):
         sizes[-1 - place] = sizes[-1 - place] + pads[2 * place] + pads[2 * place + 1]
-    return _same(given["grad_output"].shape, sizes)
+    return same_sizes(given["grad_output"].shape, sizes)
 
 
 def _pooled(spatial: int) -> Callable[[dict[str, Any]], bool]:
@@ -63,7 +59,7 @@ def _pooled(spatial: int) -> Callable[[dict[str, Any]], bool]:
 
     def fits(given: dict[str, Any]) -> bool:
         grad, x = given["grad_output"].shape, given["self"].shape
-        return len(grad) == len(x) and _same(grad[:-spatial], x[:-spatial])
+        return len(grad) == len(x) and same_sizes(grad[:-spatial], x[:-spatial])
 
     return fits
 
@@ -76,14 +72,14 @@ def _classified(given: dict[str, Any]) -> bool:
     if not statically_known_true(x[classes] > 0):
         return False
     rows = [*x[:classes], *x[classes + 1 :]]
-    if not (_same(target, rows) or (len(x) == 1 and len(target) <= 1 and same_number(given["target"].numel(), 1))):
+    if not (same_sizes(target, rows) or (len(x) == 1 and len(target) <= 1 and same_number(given["target"].numel(), 1))):
         return False
-    if weight is not None and not _same(weight.shape, x[classes : classes + 1]):
+    if weight is not None and not same_sizes(weight.shape, x[classes : classes + 1]):
         return False
     grad, total = given.get("grad_output"), given.get("total_weight")
     if total is not None and total.dim() != 0:
         return False
-    return grad is None or _same(grad.shape, rows if given["reduction"] == 0 else ())
+    return grad is None or same_sizes(grad.shape, rows if given["reduction"] == 0 else ())
 
 
 def _by_channels(given: dict[str, Any]) -> bool:
@@ -93,7 +89,11 @@ def _by_channels(given: dict[str, Any]) -> bool:
     if given.get("train", True):
         names += ["save_mean", "save_invstd"]
     parts = [given[name] for name in names if given.get(name) is not None]
-    return len(x) >= 2 and (grad is None or _same(grad.shape, x)) and all(_same(part.shape, x[1:2]) for part in parts)
+    return (
+        len(x) >= 2
+        and (grad is None or same_sizes(grad.shape, x))
+        and all(same_sizes(part.shape, x[1:2]) for part in parts)
+    )
 
 
 def _by_rows(given: dict[str, Any]) -> bool:
@@ -103,10 +103,10 @@ def _by_rows(given: dict[str, Any]) -> bool:
     statistics = [*rows, *(1 for _ in row)]
     parts = [given[name] for name in ("weight", "bias") if given.get(name) is not None]
     return (
-        _same(given["grad_out"].shape, x)
-        and _same(x[len(rows) :], row)
-        and all(_same(part.shape, row) for part in parts)
-        and all(_same(given[name].shape, statistics) for name in ("mean", "rstd"))
+        same_sizes(given["grad_out"].shape, x)
+        and same_sizes(x[len(rows) :], row)
+        and all(same_sizes(part.shape, row) for part in parts)
+        and all(same_sizes(given[name].shape, statistics) for name in ("mean", "rstd"))
     )
 
 
