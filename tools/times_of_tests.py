@@ -2,7 +2,8 @@
 
 ``python -m pytest -p tools.times_of_tests --times FILE ..`` writes the processor time of each test, that of processes
 that it waited for included. ``python -m tools.times_of_tests FILE ..`` makes :data:`THINNED` of such files: a test
-function whose parameters took more than 0.4 seconds in all keeps about two of them, and `nox -s sweeps` runs all.
+function whose parameters took more than 0.4 seconds in all keeps about two of them, from a second on one of at most
+eight, and `nox -s sweeps` runs all.
 
 Note [Tests that are thinned]
     Most of the time goes to test functions that compile something for each of many parameters: cheap one by one, and
@@ -31,7 +32,7 @@ __all__ = ["THINNED", "main", "thinned"]
 #: Lines of ``EVERY PATH::FUNCTION``.
 THINNED = Path(__file__).parent / "thinned_tests.txt"
 
-KEPT, MOST, SECONDS = 2, 8, 0.4
+MOST, SECONDS, LONG = 8, 0.4, 1.0
 
 #: Not thinned: what also runs under emulation, where all kinds of kernels must have been called (`tools/emulation`),
 #: the five architectures, and checks of the repository itself.
@@ -71,11 +72,12 @@ def thinned(lines: Sequence[str]) -> dict[str, int]:
     for line in lines:
         seconds, _, name = line.rstrip("\n").partition("\t")
         times.setdefault(name.partition("[")[0], []).append(float(seconds))
-    return {
-        name: min(MOST, max(2, len(each) // KEPT))
-        for name, each in sorted(times.items())
-        if len(each) > KEPT and sum(each) >= SECONDS and not any(part in name for part in WHOLE)
-    }
+    found = dict[str, int]()
+    for name, each in sorted(times.items()):
+        kept = 1 if sum(each) >= LONG else 2
+        if len(each) > kept and sum(each) >= SECONDS and not any(part in name for part in WHOLE):
+            found[name] = min(MOST, max(2, len(each) // kept))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
