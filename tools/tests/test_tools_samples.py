@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,9 +48,9 @@ def test_product_{ways}(a, b, with_b, c):
 
 
 @pytest.fixture(scope="module")
-def ran() -> Cases:
+def ran(forked: Any) -> Cases:
     """For the tests that run at each push and for those of the session `sweeps`: their cases."""
-    file = ROOT / "build" / "test_samples_of_tests.py"
+    file = ROOT / "build" / f"test_samples_of_tests_{os.getpid()}.py"  # another worker has one, too
     file.parent.mkdir(exist_ok=True)
     file.write_text(PROGRAM + PRODUCT.format(ways=1) + PRODUCT.format(ways=2))
     found: Cases = {}
@@ -58,7 +58,7 @@ def ran() -> Cases:
         for whole in (False, True):
             options = ["--whole", "-m", "sample or nightly"] * whole
             command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(file), *options]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+            done = forked(command, cwd=ROOT)
             found[whole] = {}
             for name, case in re.findall(r"ran ([\w-]+)([ \d]*)", done.stdout):
                 found[whole].setdefault(name, []).append(tuple(map(int, case.split())))
@@ -102,14 +102,14 @@ def test_long_functions_keep_one_or_two_parameters() -> None:
 TIMES = [("long", 0.1, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 2), ("cpu_kinds", 7, 9)]
 
 
-def test_times_of_a_run_become_a_list_that_keeps_what_was_not_measured(tmp_path: Path) -> None:
+def test_times_of_a_run_become_a_list_that_keeps_what_was_not_measured(tmp_path: Path, forked: Any) -> None:
     file, times, made = ROOT / "build" / "test_samples_of_times.py", tmp_path / "times", tmp_path / "list"
     file.parent.mkdir(exist_ok=True)
     file.write_text(WORK)
     try:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.times_of_tests"]
         env = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}  # part of the name
-        subprocess.run([*command, "--times", str(times), str(file)], cwd=ROOT, env=env, check=True, timeout=300)
+        forked([*command, "--times", str(times), str(file)], cwd=ROOT, env=env, check=True)
     finally:
         file.unlink()
     assert [line.split("[")[0].split("::")[1] for line in times.read_text().splitlines()] == ["test_work"] * 7
@@ -143,13 +143,13 @@ def test_every_function_of_the_list_is_there() -> None:
         assert 2 <= int(every) <= times_of_tests.MOST and f"def {function}(" in text[file], name
 
 
-def test_of_a_function_of_the_list_every_so_many_th_parameter_is_collected() -> None:
-    name = "tools/tests/test_tools_fuzz_ops.py::test_operators_with_drawn_arguments_are_as_eager"
+def test_of_a_function_of_the_list_every_so_many_th_parameter_is_collected(forked: Any) -> None:
+    name = "packages/functionalize/tests/test_functionalize_collect.py::test_results_are_what_eager_mode_returns"
     assert name in times_of_tests.THINNED.read_text(encoding="utf-8")
     counts = []
     for options in ([], ["--whole"], ["--whole", "-m", "sample"]):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", name, *options]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+        done = forked(command, cwd=ROOT, check=True)
         counts.append(done.stdout.count(f"{name}["))
     few, whole, marked = counts
     assert 0 < few < whole == marked
