@@ -30,7 +30,7 @@ def equal_to_eager(function: Function, *given: Tensor, joint: bool = False) -> N
     got = compiled(list(mine))
     torch.manual_seed(1)
     for x, y in zip([*got, *mine], [*function(*theirs), *theirs], strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def operands(heads: int = 2, queries: int = S) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,6 +90,16 @@ def test_positions_that_wrap_around(dtype: torch.dtype, more: int) -> None:
         places = torch.arange(S, dtype=dtype)
         seen = (places[:, None] + more >= places + more) if more else (places[:, None] - places >= 0)
         return (torch.where(seen, scores(q, k), -math.inf).softmax(-1) @ v,)
+
+    equal_to_eager(function, *operands())
+
+
+def test_a_triangle_says_what_is_not_seen() -> None:
+    """It was taken for one of what is seen. The last query sees no key."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        mask = torch.where(torch.ones(S, S, dtype=torch.bool).tril(), -math.inf, 0.0)
+        return ((scores(q, k) + mask).softmax(-1) @ v,)
 
     equal_to_eager(function, *operands())
 

@@ -274,7 +274,8 @@ class _Finder:
         if choice is not None:
             seen, self.inverted, self.hidden, added = choice
             self.added = None if number_of(added) == 0 else added
-            triangle = self.added is None and self.hidden == -math.inf and _is_lower_triangle(seen, node)
+            alone = self.added is None and not self.inverted and self.hidden == -math.inf
+            triangle = alone and _is_lower_triangle(seen, node)
             self.causal |= self.places and triangle
             self.seen = None if self.places and triangle else seen
         return scores
