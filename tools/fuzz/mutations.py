@@ -6,6 +6,7 @@ A change is a record, so that a graph can be changed by some of those that were 
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _FAMILIES: tuple[tuple[Any, ...], ...] = (
     (aten._softmax.default, aten._log_softmax.default),
     (aten.any.dim, aten.all.dim),
 )
+_PLACES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _FAMILY = {target: family for family in _FAMILIES for target in family}
 
 
@@ -238,11 +240,15 @@ _STEPS: dict[str, Callable[[Graph, Node], Node]] = {**_ANY, **_OF_NUMBERS, **_OF
 
 
 def draw_mutation(gm: GraphModule, draw: random.Random) -> Mutation | None:
-    """A change of this graph, which :func:`look_at` has seen; ``None`` if none was found at the first try."""
+    """A change of this graph, which :func:`look_at` has seen; ``None`` if there is none of the kind that was drawn.
+
+    The kind is drawn first, and then one of the nodes that can be changed so: what only few nodes have (a diagonal, a
+    number that hides) is changed as often as what all have.
+    """
+    kind = draw.choice(_RARE if draw.random() < 0.1 else _KINDS)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-    node = draw.choice(calls)
-    kinds = (_number, _number, _default, _swap, _family, _family, _step_before, _step_before, _step_before)
-    return draw.choice((*kinds, _other_operand, _without, _returned, _cast_constant))(node, draw)
+    draw.shuffle(calls)
+    return next(filter(None, (kind(node, draw) for node in calls)), None)
 
 
 def _is_dim(node: Node, place: int) -> bool:
@@ -261,6 +267,16 @@ def _number(node: Node, draw: random.Random) -> Mutation | None:
     place = draw.choice(places)
     value: Any = node.args[place]
     return Mutation("constant", node.name, place, _other(value, _schema(node)[place], draw))
+
+
+def _fraction(node: Node, draw: random.Random) -> Mutation | None:
+    """Another number where there is a fraction, or an infinity."""
+    places = [n for n, value in enumerate(node.args) if isinstance(value, float)]
+    if not places or not _schema(node):
+        return None
+    place = draw.choice(places)
+    value: Any = node.args[place]
+    return Mutation("constant", node.name, place, draw.choice((*_NUMBERS, -value, 2 * value, value + 1, value / 2)))
 
 
 def _is_constant(value: object) -> bool:
@@ -290,6 +306,36 @@ def _other(value: Any, argument: Any, draw: random.Random) -> Any:
     return draw.choice((*_NUMBERS, -value, 2 * value, value + 1, value / 2))
 
 
+def _keyword(node: Node, draw: random.Random) -> Mutation | None:
+    """Another number of a keyword, or one where none is given."""
+    names = [each.name for each in _schema(node) if each.kwarg_only and "float" in str(each.type)]
+    names += [name for name, value in node.kwargs.items() if isinstance(value, int | float) and name not in names]
+    numbers = (0.0, *map(float, _NUMBERS))
+    return Mutation("default", node.name, draw.choice(names), draw.choice(numbers)) if names else None
+
+
+def _moved(node: Node, draw: random.Random) -> Mutation | None:
+    """As many elements, which begin elsewhere."""
+    known = node.target is aten.slice.Tensor and all(isinstance(each, int) for each in node.args[2:4])
+    return Mutation("moved", node.name, 2, draw.choice((-1, 1, 4))) if known and len(node.args) > 3 else None
+
+
+def _another_part(node: Node, draw: random.Random) -> Mutation | None:
+    """One more result, which is another one of the same call."""
+    if node.target is not operator.getitem:
+        return None
+    return Mutation("another part", node.name, draw.choice([n for n in range(4) if n != node.args[1]]))
+
+
+def _another_view(node: Node, draw: random.Random) -> Mutation | None:
+    """The same operator on other dimensions, of as many elements."""
+    shape = (node.meta.get("seen") or ((),))[0]
+    operands = [place for place, each in _operands(node) if each.meta["seen"][0] == shape]
+    if len(shape) < 3 or not operands or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return None
+    return Mutation("another view", node.name, draw.choice(operands), tuple(draw.sample(range(len(shape)), len(shape))))
+
+
 def _default(node: Node, draw: random.Random) -> Mutation | None:
     """Another value than the default of an argument that is not given."""
     schema = _schema(node)
@@ -297,6 +343,7 @@ def _default(node: Node, draw: random.Random) -> Mutation | None:
         (each.name if each.kwarg_only else n, each)
         for n, each in enumerate(schema)
         if isinstance(each.default_value, int | float)
+        and not (each.kwarg_only and isinstance(each.default_value, bool))  # how a call is made, not what it gives
         and each.name not in node.kwargs
         and (each.kwarg_only or n == len(node.args))
     ]
@@ -364,10 +411,18 @@ def _returned(node: Node, draw: random.Random) -> Mutation | None:
 def _cast_constant(node: Node, draw: random.Random) -> Mutation | None:
     """Another type of a copy or a constant."""
     dtype = node.kwargs.get("dtype")
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) and not (node.target in _PLACES and node.meta.get("seen")):
         return None
-    others = (*_FLOATS, torch.int32, torch.int64, torch.bool)
+    others = (*_FLOATS, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8)
     return Mutation("default", node.name, "dtype", draw.choice([each for each in others if each is not dtype]))
+
+
+_Kind = Callable[[Node, random.Random], "Mutation | None"]
+_RARE: tuple[_Kind, ...] = (_moved, _another_part, _another_view)
+_KINDS: tuple[_Kind, ...] = (
+    *(_number, _fraction, _default, _default, _swap, _family, _family, _step_before, _step_before, _step_before),
+    *(_other_operand, _without, _returned, _cast_constant, _keyword),
+)
 
 
 # --- applying ---------------------------------------------------------------------------------------------------
@@ -379,7 +434,7 @@ def apply(gm: GraphModule, mutation: Mutation) -> None:
     node = named.get(mutation.node)
     if node is None or (mutation.kind == "other operand" and mutation.value not in named):
         return
-    reads = isinstance(mutation.place, int) and mutation.kind not in ("default", "operator", "returned")
+    reads = isinstance(mutation.place, int) and mutation.kind not in ("default", "operator", "returned", "another part")
     if reads and mutation.place >= len(node.args):  # type: ignore[operator]
         return
     _APPLY[mutation.kind](node, mutation, named)
@@ -424,6 +479,30 @@ def _do_return(node: Node, _mutation: Mutation, _: Any) -> None:
     output.args = ([*results, node],)
 
 
+def _do_move(node: Node, mutation: Mutation, _: Any) -> None:
+    first, last = (int(each) + mutation.value for each in node.args[2:4])  # type: ignore[arg-type]
+    node.args = (*node.args[:2], first, last, *node.args[4:])
+
+
+def _do_part(node: Node, mutation: Mutation, named: Any) -> None:
+    with node.graph.inserting_after(node):
+        part = node.graph.call_function(operator.getitem, (node.args[0], mutation.place))
+    _do_return(part, mutation, named)
+
+
+def _do_view(node: Node, mutation: Mutation, _: Any) -> None:
+    operand: Any = node.args[mutation.place]  # type: ignore[index]
+    if not (isinstance(operand, Node) and operand.meta.get("seen")):
+        return
+    graph, shape = node.graph, list(operand.meta["seen"][0])
+    with graph.inserting_before(node):
+        seen = graph.call_function(aten.reshape.default, (operand, [shape[dim] for dim in mutation.value]))
+    _set(node, mutation, seen)
+    with graph.inserting_after(node):
+        back = graph.call_function(aten.reshape.default, (node, shape))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
 def _do_target(node: Node, mutation: Mutation, _: Any) -> None:
     node.target = mutation.value
 
@@ -437,4 +516,7 @@ _APPLY: dict[str, Callable[[Node, Mutation, dict[str, Node]], None]] = {
     "other operand": lambda node, mutation, named: _set(node, mutation, named[mutation.value]),
     "without": _do_without,
     "returned": _do_return,
+    "moved": _do_move,
+    "another part": _do_part,
+    "another view": _do_view,
 }

@@ -23,8 +23,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import aotkit
 from aotkit.driver.bugs import is_bug
@@ -35,14 +38,15 @@ from aotkit_inductor_lower.graph_passes.freeze import freeze
 from .layer_programs import Input, exact_helpers
 from .layers import difference, make_tensor
 from .mutations import Mutation, apply, draw_mutation, look_at
-from .near_seeds import SEEDS, Seed
+from .near_more_seeds import ALL_SEEDS
+from .near_seeds import DEVICE, DYNAMIC, Seed
 from .sizes import print_counts, seen_strides
 
 __all__ = ["Case", "Verdict", "draw_case", "judge", "main", "shrink"]
 
 aten = torch.ops.aten
 _DRAWS = 3
-_BY_NAME = {each.name: each for each in SEEDS}
+_BY_NAME = {each.name: each for each in ALL_SEEDS}
 _EXACT = exact_helpers()
 _LAYOUTS = ("turned", "cut", "offset", "expanded")
 _REFUSED = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
@@ -65,6 +69,12 @@ class Case:
         inputs = (f"# {i.name}: {list(i.shape)} {i.fill} {i.layout}" for i in self.inputs)
         changes = (f"# - {each}" for each in self.mutations)
         return "\n".join([f"# {self.seed.name}, {self.mode}, {self.seed.low}", *inputs, *changes, self.graph().code])
+
+    def resized(self) -> Case:
+        """The same of other sizes, see :attr:`.Seed.resized`."""
+        of = self.seed.resized
+        inputs = (replace(each, shape=tuple(of.get(size, size) for size in each.shape)) for each in self.inputs)
+        return replace(self, inputs=tuple(inputs))
 
     def tensors(self, draw: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The inputs, and the same numbers in float64; of a joint graph also the gradients of its results."""
@@ -92,11 +102,26 @@ def _captured(name: str, mode: str, inputs: tuple[Input, ...], decomposed: bool)
     seed = _BY_NAME[name]
     run = _with_gradients(seed.run, len(inputs)) if mode == "joint" else seed.run
     table = decompositions() if decomposed or mode == "joint" else None
-    gm = make_fx(run, table)(*Case(seed, mode, inputs, decomposed).tensors(0)[0])
+    case = Case(seed, mode, inputs, decomposed)
+    gm = _traced(run, table, case, case.tensors(0)[0])
     for node in gm.graph.find_nodes(op="call_function", target=aten.detach.default) if mode == "joint" else ():
         node.replace_all_uses_with(node.args[0])  # a captured graph has none
         gm.graph.erase_node(node)
     return gm
+
+
+def _traced(run: Callable[..., Any], table: Any, case: Case, given: Sequence[torch.Tensor]) -> GraphModule:
+    """With symbols for the sizes that change, where they do."""
+    if case.mode != DYNAMIC:
+        return make_fx(run, table)(*given)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    made = []
+    for n, each in enumerate(given):
+        kinds = [DimDynamic.DYNAMIC if size in case.seed.resized else DimDynamic.STATIC for size in each.shape]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        made.append(mode.from_tensor(each, symbolic_context=context, source=ConstantSource(f"given{n}")))
+    with mode:
+        return make_fx(run, table)(*made)
 
 
 def _with_gradients(run: Callable[..., Any], count: int) -> Callable[..., list[torch.Tensor]]:
@@ -111,7 +136,7 @@ def _with_gradients(run: Callable[..., Any], count: int) -> Callable[..., list[t
     return joint
 
 
-def draw_case(number: int, seeds: Sequence[Seed] = SEEDS) -> Case | None:
+def draw_case(number: int, seeds: Sequence[Seed] = ALL_SEEDS) -> Case | None:
     """The case of this number; ``None`` if eager mode refuses it."""
     draw = random.Random(number)
     seed = seeds[number % len(seeds)]
@@ -137,7 +162,7 @@ def draw_case(number: int, seeds: Sequence[Seed] = SEEDS) -> Case | None:
 
 def _is_functional(case: Case) -> bool:
     """Whether its graph is lowered as it is: a capture makes others of graphs that write."""
-    return case.mode in ("frozen", "joint")
+    return case.mode in ("frozen", "joint", DYNAMIC, DEVICE)
 
 
 # --- what a graph does, eagerly and compiled --------------------------------------------------------------------
@@ -201,7 +226,7 @@ def _observe(run: Callable[..., Any], case: Case, given: Sequence[torch.Tensor])
     before = [leaf._version for leaf in leaves]
     torch.manual_seed(5)
     with nullcontext() if training else torch.no_grad():
-        results = run(*leaves)
+        results = [each for each in run(*leaves) if isinstance(each, torch.Tensor)]  # some calls give None, too
     found = {f"result {n}": each.detach() for n, each in enumerate(results)}
     for n, leaf in enumerate(leaves):
         if leaf._version != before[n]:
@@ -243,16 +268,34 @@ def _compiled(gm: GraphModule, case: Case, given: Sequence[torch.Tensor]) -> tup
             if case.mode == "training":
                 _observe(run, case, given)  # which compiles the backward
         return run, "\n".join([*marks.names, *(str(each.report) for each in recorder.graphs)])
+    if case.seed.rewrite is not None:
+        with torch.no_grad():
+            rewritten, count = case.seed.rewrite(make_fx(gm, decompositions(), tracing_mode="fake")(*given))
+        return rewritten, "rewritten" if count else ""
     lower = LowerOptions(verify=True, rng="eager", pack_constants=case.mode == "frozen", **chosen)
     with torch.no_grad():
-        functional = make_fx(gm, decompositions(), tracing_mode="fake")(*given)
+        if case.mode == DYNAMIC:
+            functional = _traced(gm, decompositions(), case, given)
+        else:
+            functional = make_fx(gm, decompositions(), tracing_mode="fake")(*given)
     if case.mode == "frozen":
         weights = {n: given[n] for n, each in enumerate(case.inputs) if each.weight}
         functional = freeze(functional, weights)
-    else:
+    elif case.mode == "joint":
         functional = prepare_joint_graph(functional, lower, observer=recorder.part("joint"))
     made = compile_graph(functional, options=lower, observer=recorder.part("graph"))
-    return lambda *args: made(list(args)), "\n".join([*marks.names, str(made.report())])
+    fakes = [node.meta["val"] for node in functional.graph.find_nodes(op="placeholder")]
+
+    def run_compiled(*args: torch.Tensor) -> Any:
+        if case.mode == DYNAMIC and not fakes[0].fake_mode.shape_env.evaluate_guards_for_args(fakes, args):
+            raise _OtherGraph
+        return made(list(args))
+
+    return run_compiled, "\n".join([*marks.names, str(made.report())])
+
+
+class _OtherGraph(Exception):
+    """The guards of a graph do not hold for these sizes."""
 
 
 @dataclass(frozen=True)
@@ -289,14 +332,37 @@ def _one_draw(case: Case, draw: int) -> Verdict:
         true = {}
     try:
         run, seen = _compiled(gm, case, case.tensors(draw)[0])
-        fired = re.search(case.seed.mark, seen) is not None
+        fired = _has_fired(case.seed, seen)
         got = _observe(run, case, case.tensors(draw)[0])
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what this looks for
         if not is_bug(error) and not isinstance(error, aotkit.InternalError):
             return Verdict("refused", f"{type(error).__name__}: {error}")
         return Verdict("crash", "".join(traceback.format_exception(error)[-3:]))
     text = _compare(case, want, true, got)
+    if not text and case.mode == DYNAMIC:
+        try:
+            text = _of_other_sizes(gm, case.resized(), run, draw)
+        except Exception as error:  # noqa: BLE001 - as above
+            return Verdict("crash", "".join(traceback.format_exception(error)[-3:]))
     return Verdict("mismatch" if text else "equal", text, fired)
+
+
+def _has_fired(seed: Seed, seen: str) -> bool:
+    return re.search(seed.mark, seen) is not None and not (seed.without and re.search(seed.without, seen))
+
+
+def _of_other_sizes(gm: GraphModule, case: Case, run: Callable[..., Any], draw: int) -> str:
+    """How results of other sizes differ; nothing where eager mode, or a guard, refuses them."""
+    try:
+        want = _observe(gm, case, case.tensors(draw)[0])
+        true = _observe(_exact_graph(gm), case, case.tensors(draw)[1])
+    except _REFUSED:
+        return ""
+    try:
+        text = _compare(case, want, true, _observe(run, case, case.tensors(draw)[0]))
+    except _OtherGraph:
+        return ""
+    return f"other sizes: {text}" if text else ""
 
 
 def _compare(case: Case, want: Observed, true: Observed, got: Observed) -> str:
@@ -343,7 +409,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     torch.set_num_threads(1)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what we see fail
-    seeds = [each for each in SEEDS if chosen.only in each.name]
+    seeds = [each for each in ALL_SEEDS if chosen.only in each.name]
     kinds: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     tally: dict[str, Counter[str]] = {each.name: Counter() for each in seeds}

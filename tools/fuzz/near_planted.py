@@ -90,13 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print how many cases each fault took; 1 if one got away."""
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz.near_planted", description=__doc__)
     parser.add_argument("--cases", type=int, default=150, help="look no longer for a fault")
-    cases = parser.parse_args(argv).cases
+    parser.add_argument("--only", default="", help="faults whose names have this text")
+    chosen = parser.parse_args(argv)
     torch.set_num_threads(1)
     missed = 0
     for name, fault in FAULTS.items():
-        number = found_after(fault, cases)
+        if chosen.only not in name:
+            continue
+        number = found_after(fault, chosen.cases)
         missed += number is None
-        print(f"{name:28} {f'found by case {number}' if number else f'NOT FOUND in {cases} cases'}", flush=True)
+        print(f"{name:28} {f'found by case {number}' if number else f'NOT FOUND in {chosen.cases} cases'}", flush=True)
     return 1 if missed else 0
 
 

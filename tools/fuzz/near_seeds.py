@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.fx import GraphModule
 
 from .layer_programs import Input
 
@@ -16,15 +17,20 @@ __all__ = ["SEEDS", "Seed"]
 
 aten = torch.ops.aten
 INFERENCE, TRAINING, JOINT, FROZEN = "inference", "training", "joint", "frozen"
+DYNAMIC, DEVICE = "dynamic", "device"
 
 
 @dataclass(frozen=True)
 class Seed:
-    """A program ``run`` of ``inputs``, and how it is compiled: ``modes`` are ``inference``, ``training`` (gradients by
-    autograd), ``joint`` (the graph of forward and backward is what is changed) and ``frozen`` (inputs that are weights
-    are constants). ``mark``: a regular expression that the names of passes that changed something, or the report, has
-    where the pattern is recognised. ``options`` are those of the lowering, by name. ``strides``:
-    whether those of results are eager's (torch's own fake kernels have others for batch norms of turned images)."""
+    """A program ``run`` of ``inputs``, and how it is compiled.
+
+    ``modes`` are ``inference``, ``training`` (gradients by autograd), ``joint`` (the graph of forward and backward is
+    what is changed), ``frozen`` (inputs that are weights are constants), ``dynamic`` (sizes are symbols; called once
+    more with ``resized`` ones) and ``device`` (``rewrite``, a pass for devices, whose graph runs eagerly). ``mark``: a
+    regular expression that the names of passes that changed something, or the report, has where the pattern is
+    recognised, and ``without`` one that it has where less of it is. ``options`` are those of the lowering, by name.
+    ``strides``: whether those of results are eager's (torch's own fake kernels have others for batch norms of turned
+    images)."""
 
     name: str
     run: Callable[..., list[torch.Tensor]]
@@ -34,6 +40,9 @@ class Seed:
     low: torch.dtype = torch.float32
     strides: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+    without: str = ""
+    resized: dict[int, int] = field(default_factory=dict)
+    rewrite: Callable[[GraphModule], tuple[GraphModule, int]] | None = None
 
 
 def _qkv(batch: int, heads: int, queries: int, keys: int, width: int, shared: int = 1) -> tuple[Input, ...]:
@@ -123,6 +132,7 @@ _GENERATED = {"contractions": "generated"}
 _ATTENTION = _qkv(2, 2, 20, 20, 16)
 _WAYS = (INFERENCE, TRAINING, JOINT)
 _FOUND = "recognize-attention"
+_COMPARED = r"kernel \S+:.*\b(tril|ge|le|gt|lt|where)\b"  # a mask that is a tensor
 
 
 def _attention(name: str, run: Any, *more: Input, inputs: tuple[Input, ...] = _ATTENTION, **rest: Any) -> Seed:
@@ -137,13 +147,13 @@ _ATTENTIONS = (
     _attention("attention, two terms", _two_terms, Input("a", (20, 20)), Input("b", (2, 1, 20, 20))),
     _attention("attention, subtracted", _subtracted, _BOOL),
     _attention("attention, filled", lambda q, k, v, m: _weigh(_scores(q, k).masked_fill(~m, -math.inf), v), _BOOL),
-    _attention("attention, later keys", _later_hidden),
+    _attention("attention, later keys", _later_hidden, without=_COMPARED),
     _attention("attention, later keys and padding", _later_and_padding, _BOOL),
     _attention("attention, window", _window),
-    _attention("attention, triangle", _triangle),
-    _attention("attention, two masks", _two_masks, _BOOL, mark="."),
+    _attention("attention, triangle", _triangle, without=_COMPARED),
+    _attention("attention, two masks", _two_masks, _BOOL),
     _attention("attention, empty rows", _no_empty_rows, _BOOL, modes=(INFERENCE,)),
-    _attention("attention, capped", _capped, mark="."),
+    _attention("attention, capped", _capped, mark="scores are in memory"),
     _attention("attention, dropout", _dropout, modes=(INFERENCE, TRAINING)),
     _attention("attention, scaled operands", _scaled_operands, modes=(INFERENCE,)),
     _attention("attention, wide scores", _wide_scores, low=torch.bfloat16, modes=(INFERENCE, JOINT)),
@@ -347,21 +357,14 @@ _OTHERS = (
             _channel("v", "positive"),
         ),
         (FROZEN,),
-        "mkldnn|onednn|_convolution_pointwise|(?<!batch_norm)$",
+        "(?m)kernel relu: relu$",
     ),
     _seed(
         "folded factor",
-        lambda x, w, b, c: [F.relu(F.conv2d(x, w, b) * c[:, None, None] + x[:, :1, :6, :6])],
-        (_IMAGE, Input("w", (4, 3, 3, 3), weight=True, scale=0.2), _channel("b"), _channel("c")),
+        lambda x, w, b, c: [F.relu(F.conv2d(x, w, b) * c + x[:, :1, :6, :6])],
+        (_IMAGE, Input("w", (4, 3, 3, 3), weight=True, scale=0.2), _channel("b"), Input("c", (4, 1, 1), weight=True)),
         (FROZEN,),
-        ".",
-    ),
-    _seed(
-        "biases of convolutions",
-        lambda x, w, b: [F.relu(F.conv2d(x, w, b))],
-        (_IMAGE, Input("w", (4, 3, 3, 3), scale=0.2), Input("b", (4,))),
-        (INFERENCE, TRAINING, JOINT),
-        ".",
+        "(?m)kernel relu: add relu$",
     ),
     _seed(
         "strided images",
@@ -389,14 +392,21 @@ _OTHERS = (
         lambda x: [torch.cat([each * 2 for each in x.split([4, 3, 5], 1)[:2]], 1), x.chunk(3, 1)[1] + 1],
         (Input("x", (4, 12)),),
         (INFERENCE, TRAINING),
-        ".",
+        "kernel cat_part1",
     ),
     _seed(
         "a part of an input",
-        lambda x, y: [x[1:4].copy_(y * 2).sum(), x.index_add_(0, torch.tensor([0, 2]), y[:2]).mean()],
+        lambda x, y: [x[1:4].copy_(y * 2).sum()],
         (Input("x", (6, 4)), Input("y", (3, 4))),
         (INFERENCE,),
-        ".",
+        "reinplace",
+    ),
+    _seed(
+        "rows that are added to an input",
+        lambda x, y: [x.index_add_(0, torch.tensor([0, 2]), y[:2]).mean()],
+        (Input("x", (6, 4)), Input("y", (3, 4))),
+        (INFERENCE,),
+        "reinplace",
     ),
     _seed(
         "a cache",
@@ -465,7 +475,7 @@ _NORMS = (
         lambda x, w, p: [F.linear(_rms(x, w), p)],
         (Input("x", (3, 32)), Input("w", (32,)), Input("p", (24, 32), scale=0.2)),
         (INFERENCE, TRAINING),
-        ".",
+        r"kernel \S+: pow_1 mean add rsqrt",
         options=_GENERATED,
     ),
     _seed(
@@ -473,7 +483,7 @@ _NORMS = (
         lambda x, w, b: [F.layer_norm(x, (32,), w, b) + 1],
         (Input("x", (7, 32)), Input("w", (32,)), Input("b", (32,))),
         (INFERENCE, TRAINING, JOINT),
-        ".",
+        "kernel .*native_layer_norm",
     ),
     _seed(
         "batch norm",
@@ -495,14 +505,14 @@ _NORMS = (
         lambda x: [F.interpolate(x, scale_factor=2, mode="bilinear"), F.pad(x, (1, 1, 1, 1), "reflect")],
         (_IMAGE,),
         (INFERENCE, TRAINING, JOINT),
-        ".",
+        "kernel .*_unsafe_index",
     ),
     _seed(
         "dropout",
         lambda x: [F.dropout(x.relu(), 0.3) * 2],
         (Input("x", (6, 32)),),
         (INFERENCE, TRAINING),
-        ".",
+        "kernel .*relu.* mul",
     ),
     _seed(
         "experts",
@@ -524,4 +534,29 @@ _NORMS = (
 )
 
 
-SEEDS: tuple[Seed, ...] = (*_ATTENTIONS, *_PRODUCTS, *_OTHERS, *_NORMS)
+#: Sizes of other calls, of patterns that are also looked for where sizes are symbols.
+_RESIZED = {
+    **{
+        each.name: {20: 13}
+        for each in _ATTENTIONS
+        if each.options == _GENERATED and JOINT in each.modes and "fused" not in each.name
+    },
+    "int8 weights": {3: 5},
+    "nested maxima": {4: 3, 5: 2},
+    "split heads": {4: 5},
+    "equal calls": {6: 5},
+    "batches of one": {6: 7},
+    "norm before a product": {3: 5},
+    "layer norm": {7: 3},
+    "rotation": {5: 7},
+    "chained products": {5: 9},
+    "resampled": {8: 9},
+}
+
+
+def _with_other_sizes(seed: Seed) -> Seed:
+    resized = _RESIZED.get(seed.name)
+    return seed if resized is None else replace(seed, modes=(*seed.modes, DYNAMIC), resized=resized)
+
+
+SEEDS: tuple[Seed, ...] = tuple(map(_with_other_sizes, (*_ATTENTIONS, *_PRODUCTS, *_OTHERS, *_NORMS)))

@@ -209,6 +209,14 @@ def test_a_fresh_copy_is_contiguous(check):
     check(lambda x: [torch.ops.aten.lift_fresh_copy(x)], lambda: [torch.rand(2, 3, 4).permute(2, 0, 1)])
 
 
+def test_the_gradient_of_log_softmax_is_contiguous():
+    backward = torch.ops.aten._log_softmax_backward_data.default
+    gradient, y = torch.randn(9, 6).t(), torch.randn(6, 9)
+    graph = capture(lambda g, y: [backward(g, y, 1, torch.float32)], [gradient, y]).graph
+    (value,) = (node.args[0][0].meta["val"] for node in graph.graph.nodes if node.op == "output")
+    assert value.stride() == backward(gradient, y, 1, torch.float32).stride() == (9, 1)
+
+
 def test_batch_norms_are_laid_out_in_eagers_memory_format():
     rng = random.Random(2)
     formats = set()

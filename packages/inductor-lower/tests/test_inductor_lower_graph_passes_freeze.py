@@ -189,6 +189,19 @@ def test_inputs_that_are_written_to_or_returned_stay_inputs():
     assert [run([buffer, torch.full((3,), 2.0), x])[0].tolist() for _ in range(2)] == [[4.0] * 3, [8.0] * 3]
 
 
+def test_an_input_that_a_view_writes_to_stays_an_input():
+    def f(x, weight):
+        before = x @ weight
+        weight.view(-1).mul_(2)
+        return (before,)
+
+    x, weight = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    after = freeze(make_fx(f, tracing_mode="fake")(x, weight), {1: weight.clone()})
+    run = compile_graph(after)
+    assert [run([x, weight])[0].tolist() for _ in range(2)] == [[[6.0, 6.0]] * 2, [[12.0, 12.0]] * 2]
+    assert weight.tolist() == [[12.0, 12.0]] * 2
+
+
 def test_freezing_leaves_the_graph_given_as_it_is():
     model = randomized(Residual())
     after, _, graph = frozen(model, torch.randn(2, 3, 8, 8))

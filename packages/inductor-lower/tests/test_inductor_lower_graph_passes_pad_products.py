@@ -121,3 +121,31 @@ def test_what_is_summed_behind_a_product_is_read_where_the_product_has_it() -> N
     assert first.args[0].target is aten.mul.Tensor, "that is not there yet"
     for got, want in zip(graph(*given), f(*given), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_what_counts_elements_of_a_storage_reads_the_copy_without_padding() -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return aten.as_strided(a @ b, [3, 4], [13, 1], 2) * 2, (a @ b).view(-1) * 2
+
+    given = [torch.randn(9, 11, dtype=torch.bfloat16), torch.randn(11, 13, dtype=torch.bfloat16)]
+    graph = padded(f, given)
+    assert [sizes[1][1] for sizes in products(graph)] == [16, 16]
+    for got, want in zip(graph(*given), f(*given), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_what_reads_an_input_behind_a_write_reads_what_was_written() -> None:
+    """And not the padded copy of what was there."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen = x.view(9, 11)
+        result = (seen @ w).sin()
+        x.copy_(y)
+        return result, seen + 1
+
+    given = [torch.randn(size, dtype=torch.bfloat16) for size in ((99,), (11, 13), (99,))]
+    graph = padded(f, given)
+    assert [sizes[1][1] for sizes in products(graph)] == [16]
+    want = f(*[each.clone() for each in given])
+    for got, value in zip(graph(*[each.clone() for each in given]), want, strict=True):
+        torch.testing.assert_close(got, value)

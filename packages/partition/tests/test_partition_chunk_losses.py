@@ -6,6 +6,7 @@ from random import Random
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_partition import PartitionOptions, partition
 from aotkit_partition.chunk_losses import chunk_losses
@@ -182,7 +183,41 @@ def regularised(h, w, b, target):
     return F.cross_entropy(logits, target) + logits.logsumexp(1).square().mean()
 
 
+def hooked(h, w, b, target, dtype):
+    logits = F.linear(h, w, b)
+    logits.register_hook(lambda gradient: (gradient * 1e3).to(dtype).to(gradient.dtype))
+    return F.cross_entropy(logits, target)
+
+
+def gradients_as_whole_numbers(h, w, b, target):
+    return hooked(h, w, b, target, torch.int32)
+
+
+def gradients_in_float16(h, w, b, target):
+    return hooked(h, w, b, target, torch.float16)
+
+
+class TwiceAsMany(torch.autograd.Function):
+    """A loss whose gradient is divided by another number of rows."""
+
+    @staticmethod
+    def forward(ctx, x, target):
+        loss, total = torch.ops.aten.nll_loss_forward(x, target, None, 1, -100)
+        ctx.save_for_backward(x, target, total)
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, target, total = ctx.saved_tensors
+        return torch.ops.aten.nll_loss_backward(gradient, x, target, None, 1, -100, total * 2), None
+
+
+def another_total(h, w, b, target):
+    return TwiceAsMany.apply(F.log_softmax(F.linear(h, w, b), 1), target)
+
+
 REFUSED = [
+    gradients_as_whole_numbers, gradients_in_float16, another_total,
     returned, smoothed, weighed_classes, weighed_rows, with_dropout, mean_of_logits, normed_over_rows,
     target_of_the_logits, regularised,
 ]  # fmt: skip
@@ -192,6 +227,22 @@ REFUSED = [
 def test_what_needs_more_than_a_chunk_stays_whole(joint_of, fn):
     joint, _ = joint_of(fn, *arguments())
     assert chunk_losses(joint, 1) == (joint, ())
+
+
+def test_a_number_per_row_that_is_repeated_for_other_rows_stays_whole():
+    """As many rows as words, so the pairs of rows are as large as the logits, and the chunk's have other rows."""
+
+    def pairs(h, w, target, y):
+        logits = h @ w.t()
+        sums = (logits.exp().sum(1) * y[:, None]).sum(0)
+        return torch.ops.aten.nll_loss_forward(F.log_softmax(logits, 1), target, None, 1, -100)[0], sums
+
+    h, w, _, target = arguments()
+    given = h.detach(), w.detach()[:ROWS], target.clamp(max=ROWS - 1), torch.randn(ROWS, dtype=h.dtype)
+    graph = make_fx(pairs, tracing_mode="fake")(*given)
+    made, _ = chunk_losses(graph, 1)
+    for got, want in zip(torch.fx.Interpreter(made).run(*given), pairs(*given), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_float16_stays_whole_because_its_gradients_need_the_scale(joint_of):

@@ -56,6 +56,7 @@ _UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES, *_BACKWARDS)
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
 _REVERSED = frozenset(("threshold_backward", "leaky_relu_backward"))  # whose operands eager takes in the other order
+_LOG_SOFTMAX = aten._log_softmax_backward_data.default
 _SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 
 
@@ -108,7 +109,8 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     mine = {each.op: functools.partial(_run, each, table.get(each.op)) for each in elementwise_operators()}
     log_sigmoid = functools.partial(_log_sigmoid, table.get(aten.log_sigmoid_forward.default))
     into = {op: functools.partial(_scattered, op, table.get(op)) for op in _SCATTERS}
-    return {**table, **mine, **into, aten.log_sigmoid_forward.default: log_sigmoid}
+    rows = functools.partial(_gradient_of_log_softmax, table.get(_LOG_SOFTMAX))
+    return {**table, **mine, **into, aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows}
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -161,6 +163,15 @@ def _log_sigmoid(decompose: Callable[..., Any] | None, x: Any) -> Any:
         x = x.contiguous()
         return aten.log_sigmoid_forward.default(x) if decompose is None else decompose(x)
     return NotImplemented if decompose is None else decompose(x)
+
+
+def _gradient_of_log_softmax(decompose: Callable[..., Any] | None, *args: Any) -> Any:
+    """Contiguous in eager mode, whatever the gradient is that it is given."""
+    if _layout(args[0]) is None or args[0].is_contiguous():
+        return NotImplemented if decompose is None else decompose(*args)
+    if decompose is not None:
+        return decompose(*args).contiguous()
+    return compat.record_operator(_LOG_SOFTMAX, args, lambda: _LOG_SOFTMAX(*args).contiguous())
 
 
 def _scattered(op: Any, decompose: Callable[..., Any] | None, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -135,9 +135,9 @@ JOINT_PASSES = in_order(
     channels_last.JOINT_PASS,
     recognize_attention.JOINT_PASS,
     attention_operands.JOINT_PASS,
-    keep_pool_offsets.JOINT_PASS,
     activation_gradients.RESULTS_PASS,
     activation_gradients.POOLED_PASS,
+    keep_pool_offsets.JOINT_PASS,  # of indices as the forward gives them, which those before look for
 )
 
 # On the forward and the backward, each as a whole, before ranks compare their graphs.

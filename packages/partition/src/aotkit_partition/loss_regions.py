@@ -185,6 +185,9 @@ class _Finder:
         first, *rest = arguments(node)
         first_only = first in linear and not any(a in linear for a in rest if isinstance(a, Node))
         once = len(used) == 1 and sum(a is used[0] for a in (first, *rest)) == 1
+        value = node.meta["val"]
+        if node.target in _COPIES and isinstance(value, torch.Tensor) and value.dtype not in _DTYPES:
+            return False  # whole numbers, or float16: what is small is 0 there, and would not be if multiplied before
         ok = (
             (node.target in _LINEAR and once and (first_only or node.target is not _SOFTMAX_BACKWARD))
             or (node.target in _LINEAR_IN_FIRST and first_only)
@@ -248,10 +251,12 @@ class _Finder:
 
     def take_pointwise(self, node: Node) -> bool:
         """Rows of all operands, but for those that are the same for each row."""
-        ranks = {self.leading[i] for i in node.all_input_nodes if i in self.leading}
+        rows = [i for i in node.all_input_nodes if i in self.leading]
         value = node.meta["val"]
-        if ranks != {1} or any(i in self.turned for i in node.all_input_nodes) or not isinstance(value, torch.Tensor):
+        if any(i in self.turned for i in node.all_input_nodes) or not isinstance(value, torch.Tensor):
             return False
+        if any(self.leading[i] != 1 or i.meta["val"].ndim != value.ndim for i in rows):
+            return False  # of one number per row, repeated for other rows
         self.leading[node] = 1
         others = [i for i in node.all_input_nodes if i not in self.leading]
         return value.shape[0] == self.found.rows and all(map(self.is_given, others))
@@ -264,10 +269,14 @@ class _Finder:
         return usual and source in self.leading and self.is_given(target)
 
     def take_loss_backward(self, node: Node) -> bool:
-        gradient, source, target, weight, reduction, ignored = arguments(node)[:6]
+        gradient, source, target, weight, reduction, ignored, total = arguments(node)[:7]
         found = self.found
         if found.loss is None or found.backward is not None or (target, weight, reduction, ignored) != found.calls:
             return False
+        while isinstance(total, Node) and total.target in VIEWS:
+            total = arguments(total)[0]
+        if not isinstance(total, Node) or total.target is not operator.getitem or total.args != (found.loss, 1):
+            return False  # another number of rows than this loss is divided by
         assert isinstance(gradient, Node)
         found.backward = node
         found.linear.add(node)

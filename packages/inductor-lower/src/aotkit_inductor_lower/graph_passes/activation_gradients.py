@@ -182,22 +182,9 @@ def _pooled(node: Node) -> Node | None:
     if len(forwards) != 1 or forwards[0].target is not _POOL or not _sizes_are_known(image.meta["val"]):
         return None
     parts = [user for user in forwards[0].users if user.target is operator.getitem and user.args[1] == 0]
-    return parts[0] if len(parts) == 1 and _is_of(pooling, forwards[0]) else None
-
-
-def _is_of(pooling: Node, forward: Node) -> bool:
-    """Whether a gradient of a pool is that of this one: it has its indices, or such as were computed of them."""
-    pending, seen = [pooling.args[-1]], set[Node]()
-    while pending:
-        node = pending.pop()
-        if not isinstance(node, Node) or node in seen:
-            continue
-        seen.add(node)
-        if node.target is operator.getitem and node.args == (forward, 1):
-            return True
-        if node.op == "call_function" and node.meta["val"].dtype in (torch.int64, torch.int32, torch.uint8, torch.bool):
-            pending.extend(node.all_input_nodes)
-    return False
+    indices = pooling.args[-1]
+    has_indices = isinstance(indices, Node) and indices.target is operator.getitem and indices.args == (forwards[0], 1)
+    return parts[0] if len(parts) == 1 and has_indices else None
 
 
 def _sizes_are_known(value: torch.Tensor) -> bool:

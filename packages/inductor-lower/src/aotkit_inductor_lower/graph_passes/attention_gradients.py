@@ -316,7 +316,8 @@ class _Finder:
     def _is_the_mask(self, choice: tuple[Node, bool, float, Node], source: Node) -> bool:
         condition, inverted, number, tensor = choice
         same = condition is self.written.condition and inverted == self.written.inverted
-        return same and number == 0 and tensor is source
+        alike = same_sizes(source.meta["val"].shape, self.softmax.meta["val"].shape)
+        return same and alike and number == 0 and tensor is source
 
     def _product_with(self, factor: Node, other: Node) -> Node | None:
         """The product of the transpose of a factor, and something."""

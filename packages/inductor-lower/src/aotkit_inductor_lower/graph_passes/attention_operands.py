@@ -135,7 +135,7 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
     scale = node.kwargs.get("scale")
     if scale is not None and not isinstance(scale, float):
         return 0
-    scale = scale or query.meta["val"].shape[-1] ** -0.5  # type: ignore[union-attr]
+    scale = query.meta["val"].shape[-1] ** -0.5 if scale is None else scale
     causal = bool(rest[1]) if len(rest) > 1 else False
     seen = mask.seen
     if mask.inverted:
@@ -214,6 +214,9 @@ def made_of(mask: object) -> object:
 def _is_padding(cut: Node, padded: Node) -> bool:
     """Whether a mask was padded at the end of its rows, and cut again: so its rows begin at multiples of 16 bytes."""
     if cut.target is not aten.slice.Tensor or padded.target is not aten.constant_pad_nd.default:
+        return False
+    first, _, *steps = (*cut.args[2:], None, None)[:3]
+    if first not in (0, None) or steps not in ([1], [None]):
         return False
     source, added = padded.args[:2]
     if not isinstance(source, Node) or not isinstance(added, list | tuple) or len(added) != 2 or added[0] != 0:

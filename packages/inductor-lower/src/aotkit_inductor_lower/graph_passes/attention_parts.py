@@ -223,7 +223,7 @@ class _Finder:
             return first if math.isfinite(self.scale) and isinstance(first, Node) else None
         if node.target is aten.tanh.default:
             return self._cap(first)
-        if self.scale != 1.0 or self.cap:
+        if self.scale != 1.0 or self.cap or not self._lies_as_scores(node):
             return None
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
             return self._add(node) if self.added is None else self._add_more(node)
@@ -235,6 +235,11 @@ class _Finder:
         if self.places and not self.inverted and self.hidden == -math.inf:
             self._find_places(self.seen)
         return scores
+
+    def _lies_as_scores(self, node: Node) -> bool:
+        """Whether a mask of a node is one of the scores as the softmax has them, and of no other view of them."""
+        value, (batch, heads, *rest) = node.meta["val"], self.softmax.meta["val"].shape
+        return same_sizes(value.shape, (batch, heads, *rest)) or same_sizes(value.shape, (batch * heads, *rest))
 
     def _cap(self, first: object) -> Node | None:
         """What a tangent is taken of, which so far is multiplied by the cap of scores."""
@@ -269,7 +274,8 @@ class _Finder:
         if choice is not None:
             seen, self.inverted, self.hidden, added = choice
             self.added = None if number_of(added) == 0 else added
-            triangle = self.added is None and self.hidden == -math.inf and _is_lower_triangle(seen, node)
+            alone = self.added is None and not self.inverted and self.hidden == -math.inf
+            triangle = alone and _is_lower_triangle(seen, node)
             self.causal |= self.places and triangle
             self.seen = None if self.places and triangle else seen
         return scores
@@ -344,7 +350,7 @@ class _Finder:
             return None
         self.drawn, self.is_kept, self.kept_scale = dropout, True, 1 / (1 - float(rate))  # type: ignore[arg-type]
         self.noise = parts.get(1)
-        self.inner.append(parts[0])
+        self.inner += parts.values()  # others may not read what was kept: it is drawn anew, and for its bytes once
         return parts[0]
 
     def _find_dropout(self, user: Node, node: Node) -> bool:
@@ -360,7 +366,7 @@ class _Finder:
             return False
         self.noise, self.drawn = noise, drawn
         self.kept_scale = (torch.ones((), dtype=value.dtype) / kept).item()
-        self.inner += [noise, *([like] if isinstance(like, Node) else [])]
+        self.inner += [noise, drawn, *([like] if isinstance(like, Node) else [])]
         return True
 
     # -- all -----------------------------------------------------------------------------------------------
@@ -370,12 +376,13 @@ class _Finder:
         scores, out = self.score_product, self.out
         assert scores is not None and out is not None
         batch, heads, queries, keys = self.softmax.meta["val"].shape
-        if not same_sizes(scores.meta["val"].shape, (batch * heads, queries, keys)) or out.meta["val"].dim() != 3:
+        width = scores.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
+        sizes = (batch * heads, queries)
+        if concrete(width) is None or not same_sizes(scores.meta["val"].shape, (*sizes, keys)):
+            return None
+        if not same_sizes(out.meta["val"].shape, (*sizes, width)):
             return None
         wide = _narrow(scores, out) is not None
-        width, last = scores.args[0].meta["val"].shape[2], out.meta["val"].shape[2]  # type: ignore[union-attr]
-        if concrete(width) is None or width != concrete(last):
-            return None
         if scores.meta["val"].dtype not in _TYPES or not self._masks_fit():
             return None
         if (out.meta["val"].dtype != scores.meta["val"].dtype and not wide) or self.scale == 0:

@@ -25,6 +25,8 @@ _AT_LEAST = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
 _COMPARISONS = {
     getattr(getattr(aten, name), kind): signs for name, signs in _AT_LEAST.items() for kind in ("Tensor", "Scalar")
 }
+_TYPES = (torch.int64, torch.int32)
+_MOST = 1 << 30  # of a number that is added to positions, so that no sum of them wraps around
 _SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
 Sum = tuple[int, int, int]
 
@@ -89,10 +91,12 @@ def _comparison(node: Node, lengths: tuple[int, ...]) -> Sum | None:
 def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
     """The positions and the number that a value is the sum of. ``of``: its elements are those of queries (0) or keys
     (1), which else its sizes say."""
+    if isinstance(value, Node) and not _counts_all(value.meta.get("val")):
+        return None
     number = _whole_number(value)
     if number is not None:
-        return 0, 0, number
-    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return (0, 0, number) if abs(number) < _MOST else None
+    if not isinstance(value, Node):
         return None
     if of is None:
         of = _axis(value.meta["val"].shape, lengths)
@@ -103,13 +107,18 @@ def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
         (a, b, c), (d, e, f) = parts  # type: ignore[misc]
         sign = _SUMS[value.target]  # type: ignore[index]
         return a + sign * d, b + sign * e, c + sign * f
-    if of is None or not same_number(value.meta["val"].numel(), lengths[of]) or value.meta["val"].is_floating_point():
+    if of is None or not same_number(value.meta["val"].numel(), lengths[of]):
         return None
     if value.target in _SAME:
         return _sum(value.args[0], lengths, of)
     if value.target is aten.arange.default and len(value.args) == 1:
         return (1, 0, 0) if of == 0 else (0, 1, 0)
     return None
+
+
+def _counts_all(value: object) -> bool:
+    """Whether a tensor is of whole numbers among which there are all differences of positions."""
+    return isinstance(value, torch.Tensor) and value.dtype in _TYPES
 
 
 def _axis(shape: Sequence[int], lengths: tuple[int, ...]) -> int | None:

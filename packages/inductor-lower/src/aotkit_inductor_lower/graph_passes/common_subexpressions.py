@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
+from ..ops.aten import is_view
 from ..passes import Pass
 from .node_facts import escaping_nodes, is_random
 from .replace import replace_node
@@ -22,11 +23,11 @@ def merge_common_subexpressions(graph: Graph, fuel: int) -> int:
     escaping = escaping_nodes(graph)
     first: dict[object, Node] = {}
     removed = 0
-    written = _written_inputs(graph)
+    late = _read_after_writes(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or is_random(node) or removed >= fuel:
             continue
-        if not written.isdisjoint(node.all_input_nodes) and _after_write(node):
+        if node in late:
             continue
         key = _key((node.target, node.args, tuple(sorted(node.kwargs.items()))))
         if key is None:
@@ -43,22 +44,18 @@ def merge_common_subexpressions(graph: Graph, fuel: int) -> int:
     return removed
 
 
-def _written_inputs(graph: Graph) -> set[Node]:
-    return {
-        node.args[0]
-        for node in graph.nodes
-        if node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], Node)
-    }
-
-
-def _after_write(node: Node) -> bool:
-    """Whether an input that the node reads was overwritten before it."""
-    previous = node.prev
-    while previous.op != "root" and previous.op != "placeholder":
-        if previous.target is torch.ops.aten.copy_.default and previous.args[0] in node.all_input_nodes:
-            return True
-        previous = previous.prev
-    return False
+def _read_after_writes(graph: Graph) -> set[Node]:
+    """The nodes that read an input, or a view of it, behind a write to it."""
+    late, whole, written = set[Node](), dict[Node, Node](), set[Node]()
+    for node in graph.nodes:
+        read = {whole.get(source, source) for source in node.all_input_nodes}
+        if not read.isdisjoint(written):
+            late.add(node)
+        if node.target is torch.ops.aten.copy_.default:
+            written.add(whole.get(node.args[0], node.args[0]))  # type: ignore[arg-type, call-overload]
+        elif node.op == "call_function" and node.args and isinstance(node.args[0], Node) and is_view(node):
+            whole[node] = whole.get(node.args[0], node.args[0])
+    return late
 
 
 def _key(value: object) -> object | None:

@@ -18,7 +18,7 @@ from .channels_last import prefer_channels_last
 from .fold_into_convolutions import add_constant, fold_norms, fuse_activations, value_of
 from .node_facts import escaping_nodes, is_random
 from .remove_noops import remove_noops
-from .replace import replace_node
+from .replace import replace_node, views_of
 
 __all__ = ["freeze"]
 
@@ -53,7 +53,8 @@ def _insert(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> None:
     first = placeholders[-1].next if placeholders else next(iter(gm.graph.nodes))
     for position, value in constants.items():
         node = placeholders[position]
-        if any(_writes(user) for user in node.users) or node in escaping_nodes(gm.graph):
+        readers = {user for view in (node, *views_of(node)) for user in view.users}
+        if any(map(_writes, readers)) or node in escaping_nodes(gm.graph):
             continue
         constant = add_constant(gm, first, f"frozen_{node.name}", value.detach())
         constant.meta.update(node.meta)

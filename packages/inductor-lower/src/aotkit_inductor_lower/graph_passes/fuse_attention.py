@@ -78,7 +78,7 @@ def _rewrite(graph: Graph, node: Node, masked: bool) -> int:
     weights = _below(node.args[0], node)
     if weights is None or weights.target is not aten._softmax.default or not _over_rows(weights):
         return 0
-    scores = _walk(weights.args[0], weights, masked)
+    scores = _walk(weights, masked)
     if scores is None or not _suits(weights):
         return 0
     batch, heads, rows, keys = weights.meta["val"].shape
@@ -168,8 +168,9 @@ def _suits(softmax: Node) -> bool:
     return bool(value.shape[2] * value.shape[3] >= _SMALLEST)
 
 
-def _walk(node: Any, reader: Node, masked: bool) -> _Scores | None:
+def _walk(softmax: Node, masked: bool) -> _Scores | None:
     """From the softmax down to the product: a mask first, then scales."""
+    node, reader = softmax.args[0], softmax
     scale = 1.0
     added: Any = None
     hidden: Any = None
@@ -179,8 +180,8 @@ def _walk(node: Any, reader: Node, masked: bool) -> _Scores | None:
             return None
         if found.target is aten.bmm.default:
             return _Scores(found, scale, added, hidden)
-        dims = found.meta["val"].dim()
-        if found.kwargs or not (dims == 4 or (dims == 3 and found.target in _SCALES)):
+        lies_as_weights = found.meta["val"].shape == softmax.meta["val"].shape
+        if found.kwargs or not (lies_as_weights or found.target in _SCALES):
             return None
         first, reader = found.args[0], found
         if found.target in _SCALES and (number := _number(found.args[1])) is not None:

@@ -171,4 +171,5 @@ JOINT_PASS = Pass(
     "keep-pool-offsets",
     rewriting(keep_pool_offsets),
     why="a byte for each window says where its maximum was, in the place of the eight that eager mode keeps",
+    after=("mask-pooled-gradients",),
 )

@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 
 from ..ops.aten import is_view
 from ..passes import Pass, PassContext
-from .node_facts import before_writes
+from .node_facts import addresses_storage, before_writes, until_first_write
 from .patterns import emit
 from .replace import fake_result, replace_node
 from .rewriting import drop_dead_nodes
@@ -112,9 +112,9 @@ def _store_once(graph: Graph, joined: Node, product: Node) -> None:
     rows, columns = inner.meta["val"].shape
     dense = joined.meta["val"].shape[1] == columns  # what is returned lies as before then
     others = (*_PRODUCTS, aten.cat.default)
-    later = [user for user in inner.users if user.op == "call_function" and user > product]
+    later = [user for user in until_first_write(graph) if user > product and user in inner.users]
     later = [user for user in later if not is_view(user) and user.target not in others]
-    later += [user for user in inner.users if user.op == "output" and dense]
+    later += [user for user in inner.users if user.op == "output" and dense and not is_view(inner)]
     if not later:
         return
 
@@ -129,7 +129,7 @@ def _store_once(graph: Graph, joined: Node, product: Node) -> None:
 def _read_instead(graph: Graph, copy: Node, source: Any) -> None:
     """Let what computes with a copy, or with a view of it, read what it is a copy of. What is returned stays."""
     for user in list(copy.users):
-        if user.op != "call_function":
+        if user.op != "call_function" or addresses_storage(user.target):
             continue
         if not is_view(user):
             user.replace_input_with(copy, source)
@@ -138,7 +138,7 @@ def _read_instead(graph: Graph, copy: Node, source: Any) -> None:
             view = graph.node_copy(user, lambda arg: source if arg is copy else arg)
         try:
             view.meta = {**user.meta, "val": fake_result(view)}
-        except RuntimeError:  # rows that are not dense can't be seen so
+        except (RuntimeError, ValueError):  # rows that are not dense can't be seen so
             graph.erase_node(view)
             continue
         _read_instead(graph, user, view)
