@@ -42,6 +42,7 @@ HAS_DIGITS = multiplies_digits(cpu_target().machine) or multiplies_short_digits(
 needs_digits = pytest.mark.skipif(
     not HAS_DIGITS, reason="neither all of AVX-512's BF16, VBMI and VNNI, nor AVX2 without AVX-512"
 )
+IN_DIGITS = (GroupsInDigits, FewRowsInShortDigits)
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]
 
@@ -182,7 +183,7 @@ def test_sums_of_a_group_are_exact_but_for_one_rounding(spread: int, panels: lis
         packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
         scales = torch.tensor([1.0, 0.0]).bfloat16().expand(512 // group, 64, 2).contiguous()
         made = compiled(of_group(group), x, packed, scales)
-        assert isinstance(panels[-1], GroupsInDigits)
+        assert isinstance(panels[-1], IN_DIGITS)
         got, weight = run(made, x, packed, scales).double(), numbers.double() - 8
         true, sizes = x.double() @ weight.t(), x.double().abs() @ weight.abs().t()
         assert ((got - true).abs() <= true.abs() * 2.0**-8 + sizes * 2.0**-20).all()
@@ -201,7 +202,7 @@ def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list
     packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
     scales = torch.tensor([0.5, 0.0]).bfloat16().expand(2, 64, 2).contiguous()
     got = run(compiled(of_group(64), x, packed, scales), x, packed, scales).double()
-    assert isinstance(panels[-1], GroupsInDigits)
+    assert isinstance(panels[-1], IN_DIGITS)
     true = x.double() @ (numbers.double() - 8).t() * 0.5
     assert ((got - true).abs() <= true.abs() * 2.0**-8).all()
 
@@ -240,7 +241,7 @@ def test_one_row_of_bfloat16_is_multiplied_in_digits(group: int, panels: list[Fe
     for dtype, rows in ((torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 1)):
         args, weight = operands(rows, 64, 512, group, dtype)
         check_near(run(compiled(of_group(group), *args), *args), of_group(group)(*args), args[0].double() @ weight.t())
-        assert isinstance(panels[-1], GroupsInDigits) == ((dtype, rows) == (torch.bfloat16, 1))
+        assert isinstance(panels[-1], IN_DIGITS) == ((dtype, rows) == (torch.bfloat16, 1))
 
 
 @needs_panels
