@@ -1,25 +1,28 @@
-"""Products of one row of bfloat16 with a matrix of 4 bits in panels, in whole numbers of 16 bits.
+"""Products of one to four rows of bfloat16 with a matrix of 4 bits in panels, in whole numbers of 16 bits.
 
 Note [Sums of short digits]
     ``vpmaddubsw`` multiplies bytes without a sign with signed ones, and adds both products of a pair to a number of 16
     bits, which ends at 32767. Numbers of 4 bits are bytes of at most 15. A group of the left factor is turned into
-    whole numbers by a power of two, of 14 bits with the sign, and these into two digits to the base of 128. A sum of
-    :data:`CHUNK` steps is split over two lanes, of 32 steps each, and is at most 32 * 15 * 64 = 30720: nothing is lost.
-    Then the sums of both digits become one of 32 bits.
+    whole numbers by a power of two, of 16 bits with the sign, and these into two digits, each a signed byte. Sums of
+    :data:`CHUNK` steps are made in two halves of a register, of 32 steps each. They fit 16 bits if neither the positive
+    nor the negative digits of a half have a sum above :data:`MOST`, which those of a usual group are far from. Where one
+    has, the power of two is the next smaller one, with which the first digits fit, and if the others still do not, all
+    digits are 0. In the end the sums of both digits become one of 32 bits.
 
-    A bfloat16 has 8 bits, so it is a whole number then if it is at least 2**-6 of the largest of its group. What the
-    others have beside their whole number is written to a list, of a few numbers for each group, and multiplied in
-    float32. It is exact in float32, so sums of a group are rounded but for that as often as there are such numbers.
+    A bfloat16 has 8 bits, so it is a whole number then if it is at least 2**-7 of the largest of its group. What the
+    others have beside their whole number is written to a list, of a number or two for a usual group, and multiplied in
+    float32. It is exact in float32, and no sum of a group is rounded but for it.
 
     Two loads of two steps each have four steps of both parts of a panel. Their bytes are interleaved, so that a pair is
     two steps of a column: the first and the third in one half of the register, the second and the fourth in the other,
     which are added up at the end of a group. The left factor's digits are kept in that order, as often as a half has
-    pairs, since no instruction loads one pair for each half. The columns of a register's lower bytes are multiplied
-    first, and then those of the upper ones, since the sums of all do not fit sixteen registers.
+    pairs, since no instruction loads another pair into each half. The columns of a panel's first eight bytes are
+    multiplied before the others, since the sums of all do not fit sixteen registers. Of more than :data:`MOST_ROWS` rows
+    the products take longer than to unpack numbers to floats, which is done once for all rows.
 
-    What is read is asked for :data:`AHEAD` bytes before, since a panel's pages end where the processor's own fetching
-    does: without, it takes 1.3 times as long. Scales of a group lie apart from those of the next, so the next panel's
-    are asked for.
+    A line is asked for :data:`AHEAD` bytes before it is read, as the processor's own fetching ends with each page:
+    without, all takes 1.3 times as long. Scales of a group lie far from those of the next, but beside those of the same
+    group in the next panel, which are asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_panels import FewRowsInPanels, Panels, Place
 
-__all__ = ["COLUMNS", "FewRowsInShortDigits", "multiplies_short_digits", "suits_short_digits"]
+__all__ = ["COLUMNS", "MOST_ROWS", "FewRowsInShortDigits", "multiplies_short_digits", "suits_short_digits"]
 
 COLUMNS = 16  # of a part of a panel
 CHUNK = 64  # steps whose sums fit 16 bits
@@ -53,6 +56,8 @@ MOST = 32767 // 15  # sums of digits in one half of a register, times 15, that f
 LEAST = 27  # the biased exponent of 2**-100, below which numbers become smaller ones
 FRACTION = 23  # bits of a float behind its exponent
 EACH = 32 * DIGITS  # bytes of the digits of so many steps
+ROWS = 2  # of a block
+MOST_ROWS = 4
 AHEAD = 1 << 12  # bytes of a panel
 DOT, WIDEN = "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"
 BYTES, WORDS = vector_type("i8", 32), vector_type("i16", 16)
@@ -64,10 +69,10 @@ def multiplies_short_digits(target: Machine) -> bool:
 
 
 def suits_short_digits(site: FewRowsSite) -> bool:
-    """Whether one row is multiplied, and sums over groups have room."""
+    """Whether rows are few enough for this to be faster, and sums over groups have room."""
     group = site.inner[-1].extent.constant or 1
     whole = group % (STEPS * SETS if group <= CHUNK else CHUNK) == 0
-    return site.count == 1 and group <= LONGEST and whole
+    return site.count <= MOST_ROWS and group <= LONGEST and whole
 
 
 class FewRowsInShortDigits(FewRowsInPanels):
@@ -85,6 +90,10 @@ class FewRowsInShortDigits(FewRowsInPanels):
         super().__init__(kernel, site, target, declarations, panels)
         self.byte = byte
         self.size = site.inner[-1].extent.constant or 0
+
+    def most_together(self) -> int:
+        """The sums of both digits of so many rows fit the registers."""
+        return ROWS
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """For each group the digits, what sums begin with, the power of two that undoes the first, and the list of what
@@ -104,6 +113,7 @@ class FewRowsInShortDigits(FewRowsInPanels):
     def group_copied(self, start: Ssa, group: Ssa, largest: Ssa) -> None:
         """Writes the digits of a group whose copy is at ``start``, and the list of what they leave."""
         em = self.em
+        group = em.unsigned("udiv", start, imm(self.size))
         bits = em.here("i32", f"add {self._largest(start).typed}, {1 << (FRACTION - DIGIT + 1)}")
         exponent = em.here("i32", f"and {bits.typed}, {255 << FRACTION}")
         em.declare("llvm.umax.i32", "i32", ["i32", "i32"])
@@ -229,22 +239,30 @@ class FewRowsInShortDigits(FewRowsInPanels):
         """Sums of whole numbers and, one after the other, of what digits leave."""
         if not factored:
             return super().group_products(vector, each, factored=False)
-        em, group = self.em, self.ctx.symbols[Symbol(self.site.inner[0].symbol)]
-        begin = em.splat(self._kept("i32", self.begins, group), self.across)
-        totals: dict[tuple[int, int], Ssa] = {}
+        em, rows = self.em, sorted({row for row, _, _ in each})
+        totals: dict[Place, Ssa] = {}
         for half in range(vector.interleave):
-            for part, total in enumerate(self._sums_of_half(half)):
+            for (row, part), total in self._sums_of_half(half, rows).items():
+                begin = em.splat(self._kept("i32", self.begins, self._group(row)), self.across)
                 total = self.ops.op("add", total, begin)
-                totals[part, half] = em.pure(self.vector_type, f"sitofp {total.typed} to {self.vector_type}", total)
-        first = carried([totals[part, copy] for _, part, copy in each])
-        body = functools.partial(self._add_rest, vector, each)
-        found = em.loop(imm(0), self._kept("i64", self.counts, group), 1, first, body, "rest")
-        unit = em.splat(self._kept("float", self.unit_of_group, group), self.across)
-        return [self.ops.op("fmul", value, unit) for value in found]
+                value = em.pure(self.vector_type, f"sitofp {total.typed} to {self.vector_type}", total)
+                totals[row, part, half] = value
+        for row in rows:
+            of_row = [place for place in each if place[0] == row]
+            body = functools.partial(self._add_rest, vector, of_row)
+            count = self._kept("i64", self.counts, self._group(row))
+            found = em.loop(imm(0), count, 1, carried([totals[place] for place in of_row]), body, "rest")
+            unit = em.splat(self._kept("float", self.unit_of_group, self._group(row)), self.across)
+            totals |= {place: self.ops.op("fmul", value, unit) for place, value in zip(of_row, found, strict=True)}
+        return [totals[place] for place in each]
+
+    def _group(self, row: int) -> Ssa:
+        """Which of all groups of the left factor the present one of a row is."""
+        return self.em.add(self.em.mul(imm(row), self.before_first()), self.outer_steps())
 
     def _add_rest(self, vector: Vector, each: Sequence[Place], at: Ssa, sums: list[Ssa]) -> list[Ssa]:
-        """One of the list, times the numbers of its step."""
-        place = self.em.add(self.left_offset(imm(0), imm(0)), at)
+        """One of the list of a row, times the numbers of its step."""
+        place = self.em.add(self.left_offset(imm(each[0][0]), imm(0)), at)
         k = self._kept("i64", self.places_of_rests, place)
         rest = self.em.splat(self._kept("float", self.rests, place), self.across)
         found: dict[tuple[int, int], Ssa] = {}
@@ -254,19 +272,18 @@ class FewRowsInShortDigits(FewRowsInPanels):
         self.leave()
         return [self.multiply(rest, found[place[1:]], total) for place, total in zip(each, sums, strict=True)]
 
-    def _sums_of_half(self, half: int) -> list[Ssa]:
-        """By part: the sums of eight columns over a group, in whole numbers."""
-        none, parts = Ssa("zeroinitializer", WORDS), range(self.count_of_parts)
-        found: list[list[Ssa]] = [[] for _ in parts]
+    def _sums_of_half(self, half: int, rows: Sequence[int]) -> dict[tuple[int, int], Ssa]:
+        """By row and part: the sums of eight columns over a group, in whole numbers."""
+        none, places = Ssa("zeroinitializer", WORDS), list(itertools.product(rows, range(self.count_of_parts)))
+        found: list[list[Ssa]] = [[] for _ in places]
         for low in range(0, self.size, CHUNK):
-            body = functools.partial(self._add_digits, half)
-            first = carried([none] * (DIGITS * self.count_of_parts))
-            sums = self.em.loop(imm(low), imm(min(low + CHUNK, self.size)), STEPS * SETS, first, body, "k")
-            for part in parts:
-                wider = self._widened(*sums[part * DIGITS : (part + 1) * DIGITS])
-                before = found[part]
-                found[part] = [self.ops.op("add", *pair) for pair in zip(before, wider, strict=True)] if low else wider
-        return [self._lanes_added(*pair) for pair in found]
+            body = functools.partial(self._add_digits, half, rows)
+            high, first = min(low + CHUNK, self.size), carried([none] * (DIGITS * len(places)))
+            sums = self.em.loop(imm(low), imm(high), STEPS * SETS, first, body, "k")
+            for at, before in enumerate(found):
+                wider = self._widened(*sums[at * DIGITS : (at + 1) * DIGITS])
+                found[at] = [self.ops.op("add", *pair) for pair in zip(before, wider, strict=True)] if low else wider
+        return {place: self._lanes_added(*pair) for place, pair in zip(places, found, strict=True)}
 
     def _widened(self, low: Ssa, high: Ssa) -> list[Ssa]:
         """The numbers that two digits are: of the first four columns in both lanes, and of the others."""
@@ -287,22 +304,23 @@ class FewRowsInShortDigits(FewRowsInPanels):
         )
         return self.ops.op("add", lower, upper)
 
-    def _add_digits(self, half: int, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
+    def _add_digits(self, half: int, rows: Sequence[int], k: Ssa, sums: list[Ssa]) -> list[Ssa]:
         for some in range(SETS):
             at = self.em.add(k, imm(some * STEPS))
-            left = [self._steps_of_left(digit, at) for digit in range(DIGITS)]
             numbers = self._bytes_of_numbers(half, at)
-            sums = [
-                self._dot(total, *pair) for total, pair in zip(sums, itertools.product(numbers, left), strict=True)
-            ]
+            if not half and rows[0] == 0:
+                self._ask_ahead(at)
+            pairs = []
+            for row in rows:
+                left = [self._steps_of_left(row, digit, at) for digit in range(DIGITS)]
+                pairs += itertools.product(numbers, left)
+            sums = [self._dot(total, *pair) for total, pair in zip(sums, pairs, strict=True)]
         return sums
 
     def _bytes_of_numbers(self, half: int, k: Ssa) -> list[Ssa]:
         """By part: four steps of eight columns, 8 too large."""
         em, ops = self.em, self.ops
         two, others = (self._two_steps(em.add(k, imm(step))) for step in (0, 2))
-        if not half:
-            self._ask_ahead(k)
         both = em.shuffle(two, others, "i8", _interleaved(32, 8, 8 * half))
         words = em.pure(WORDS, f"bitcast {both.typed} to {WORDS}", both)
         moved = ops.op("lshr", words, em.splat(imm(4, "i16"), 16))
@@ -335,9 +353,9 @@ class FewRowsInShortDigits(FewRowsInPanels):
         self.em.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.em.effect(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 3, i32 1)")
 
-    def _steps_of_left(self, digit: int, k: Ssa) -> Ssa:
-        """A digit of four steps in pairs, those of each half of a register."""
-        place = self._digits(digit, self.left_offset(imm(0), k))
+    def _steps_of_left(self, row: int, digit: int, k: Ssa) -> Ssa:
+        """A digit of four steps of a row in pairs, those of each half of a register."""
+        place = self._digits(digit, self.left_offset(imm(row), k))
         return self.em.here(BYTES, f"load {BYTES}, ptr {place.text}, align 32")
 
     def _dot(self, total: Ssa, numbers: Ssa, left: Ssa) -> Ssa:
