@@ -5,9 +5,9 @@ Note [Sums of short digits]
     bits, which ends at 32767. Numbers of 4 bits are bytes of at most 15. A group of the left factor is turned into
     whole numbers by a power of two, of 16 bits with the sign, and these into two digits, each a signed byte. Sums of
     :data:`CHUNK` steps are made in two halves of a register, of 32 steps each. They fit 16 bits if neither the positive
-    nor the negative digits of a half have a sum above :data:`MOST`, which those of a usual group are far from. Where one
-    has, the power of two is the next smaller one, with which the first digits fit, and if the others still do not, all
-    digits are 0. In the end the sums of both digits become one of 32 bits.
+    nor the negative digits of a half have a sum above :data:`MOST`, which those of a usual group are far from. Where
+    one has, the power of two is the next smaller one, with which the first digits fit, and if the others still do not,
+    all digits are 0. In the end the sums of both digits become one of 32 bits.
 
     A bfloat16 has 8 bits, so it is a whole number then if it is at least 2**-7 of the largest of its group. What the
     others have beside their whole number is written to a list, of a number or two for a usual group, and multiplied in
@@ -17,8 +17,8 @@ Note [Sums of short digits]
     two steps of a column: the first and the third in one half of the register, the second and the fourth in the other,
     which are added up at the end of a group. The left factor's digits are kept in that order, as often as a half has
     pairs, since no instruction loads another pair into each half. The columns of a panel's first eight bytes are
-    multiplied before the others, since the sums of all do not fit sixteen registers. Of more than :data:`MOST_ROWS` rows
-    the products take longer than to unpack numbers to floats, which is done once for all rows.
+    multiplied before the others, since the sums of all do not fit sixteen registers. Of more than :data:`MOST_ROWS`
+    rows the products take longer than to unpack numbers to floats, which is done once for all rows.
 
     A line is asked for :data:`AHEAD` bytes before it is read, as the processor's own fetching ends with each page:
     without, all takes 1.3 times as long. Scales of a group lie far from those of the next, but beside those of the same
@@ -55,6 +55,7 @@ LARGEST = (14, 13)  # the powers of two of which the largest number of a group b
 MOST = 32767 // 15  # sums of digits in one half of a register, times 15, that fit 16 bits
 LEAST = 27  # the biased exponent of 2**-100, below which numbers become smaller ones
 FRACTION = 23  # bits of a float behind its exponent
+SIGNIFICANT = 8  # bits of a bfloat16
 EACH = 32 * DIGITS  # bytes of the digits of so many steps
 ROWS = 2  # of a block
 MOST_ROWS = 4
@@ -114,7 +115,8 @@ class FewRowsInShortDigits(FewRowsInPanels):
         """Writes the digits of a group whose copy is at ``start``, and the list of what they leave."""
         em = self.em
         group = em.unsigned("udiv", start, imm(self.size))
-        bits = em.here("i32", f"add {self._largest(start).typed}, {1 << (FRACTION - DIGIT + 1)}")
+        # Of 255 in the last 8 bits the first digit would be 128: it counts as the next power of two.
+        bits = em.here("i32", f"add {self._largest(start).typed}, {1 << (FRACTION - SIGNIFICANT + 1)}")
         exponent = em.here("i32", f"and {bits.typed}, {255 << FRACTION}")
         em.declare("llvm.umax.i32", "i32", ["i32", "i32"])
         exponent = em.here("i32", f"call i32 @llvm.umax.i32({exponent.typed}, i32 {LEAST << FRACTION})")
@@ -310,7 +312,7 @@ class FewRowsInShortDigits(FewRowsInPanels):
             numbers = self._bytes_of_numbers(half, at)
             if not half and rows[0] == 0:
                 self._ask_ahead(at)
-            pairs = []
+            pairs: list[tuple[Ssa, Ssa]] = []
             for row in rows:
                 left = [self._steps_of_left(row, digit, at) for digit in range(DIGITS)]
                 pairs += itertools.product(numbers, left)
