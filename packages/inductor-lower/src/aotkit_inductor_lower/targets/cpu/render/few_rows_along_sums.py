@@ -55,7 +55,7 @@ class FewRowsAlongSums(ColumnsApart):
 
     def _columns_that_fit(self) -> int:
         """Columns whose sums are in registers together with a vector of each row and one of the matrix: what does not
-        fit sixteen of them is stored and loaded in each step, which takes up to 2.4 times as long."""
+        fit sixteen of them is stored and loaded in each step, which takes up to 2.2 times as long."""
         if self.registers == 16:
             return (self.registers - 1) // self.together - 1
         return 3 * self.registers // 4 // self.together
