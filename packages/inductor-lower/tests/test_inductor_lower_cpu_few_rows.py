@@ -479,3 +479,21 @@ def test_short_columns_are_asked_for_in_a_later_one(monkeypatch: pytest.MonkeyPa
         text = generate(made.scheduled, keep_text=True).text
         assert set(asked) == {later}, summed
         assert "llvm.prefetch" in text
+
+
+@pytest.mark.parametrize("rows", [3, 4, 6])
+def test_sums_of_a_matrix_of_bytes_fit_sixteen_registers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a vector of each row, and one of the matrix."""
+    found: list[few_rows_along_sums.FewRowsAlongSums] = []
+    original = few_rows_along_sums.FewRowsAlongSums.sum_strip
+
+    def sum_strip(self: few_rows_along_sums.FewRowsAlongSums, first: Ssa, end: Ssa) -> None:
+        found.append(self)
+        original(self, first, end)
+
+    monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
+    x, w = torch.randn(rows, 128), torch.randint(-128, 128, (160, 128), dtype=torch.int8)
+    made = compiled(lambda x, w: x @ w.t().to(x.dtype), x, w, processor="x86-64-v3", contractions="generated")
+    (emitter,) = found
+    assert emitter.registers == 16 and rows * emitter.group + rows + 1 <= 16
+    torch.testing.assert_close(made([x, w])[0], x @ w.t().float(), rtol=1e-4, atol=1e-2)

@@ -26,6 +26,7 @@ from aotkit_inductor_lower.targets.cpu.render.few_rows_in_digits import FewRowsI
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_short_digits import (
+    MOST_ROWS,
     FewRowsInShortDigits,
     multiplies_short_digits,
 )
@@ -42,6 +43,7 @@ HAS_DIGITS = multiplies_digits(cpu_target().machine) or multiplies_short_digits(
 needs_digits = pytest.mark.skipif(
     not HAS_DIGITS, reason="neither all of AVX-512's BF16, VBMI and VNNI, nor AVX2 without AVX-512"
 )
+IN_DIGITS = (GroupsInDigits, FewRowsInShortDigits)
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 Tensors = tuple[torch.Tensor, ...]
 
@@ -182,7 +184,7 @@ def test_sums_of_a_group_are_exact_but_for_one_rounding(spread: int, panels: lis
         packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
         scales = torch.tensor([1.0, 0.0]).bfloat16().expand(512 // group, 64, 2).contiguous()
         made = compiled(of_group(group), x, packed, scales)
-        assert isinstance(panels[-1], GroupsInDigits)
+        assert isinstance(panels[-1], IN_DIGITS)
         got, weight = run(made, x, packed, scales).double(), numbers.double() - 8
         true, sizes = x.double() @ weight.t(), x.double().abs() @ weight.abs().t()
         assert ((got - true).abs() <= true.abs() * 2.0**-8 + sizes * 2.0**-20).all()
@@ -201,7 +203,7 @@ def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list
     packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
     scales = torch.tensor([0.5, 0.0]).bfloat16().expand(2, 64, 2).contiguous()
     got = run(compiled(of_group(64), x, packed, scales), x, packed, scales).double()
-    assert isinstance(panels[-1], GroupsInDigits)
+    assert isinstance(panels[-1], IN_DIGITS)
     true = x.double() @ (numbers.double() - 8).t() * 0.5
     assert ((got - true).abs() <= true.abs() * 2.0**-8).all()
 
@@ -212,7 +214,7 @@ def test_small_numbers_beside_a_large_one_are_not_lost(size: float, panels: list
 @pytest.mark.parametrize("power", [-99, -40, 0, 60, 115])
 @pytest.mark.parametrize("number", [0, 15])
 def test_the_largest_digits_do_not_overflow(power: int, number: int) -> None:
-    for value in (255.0, 254.0, 129.0, 128.0):
+    for value in (255.0, 254.0, 138.0, 129.0, 128.0):
         for sign in (1, -1):
             x = torch.full((1, 512), sign * value * 2.0 ** (power - 7)).bfloat16()
             packed = aten._convert_weight_to_int4pack_for_cpu(torch.full((64, 512), number).int(), 2)
@@ -235,12 +237,29 @@ def test_levels_of_x86_read_them_too(rows: int, panels: list[FewRowsInPanels]) -
 @needs_panels
 @needs_digits
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
-def test_one_row_of_bfloat16_is_multiplied_in_digits(group: int, panels: list[FewRowsInPanels]) -> None:
+def test_few_rows_of_bfloat16_are_multiplied_in_digits(group: int, panels: list[FewRowsInPanels]) -> None:
     """And nothing else, whose numbers have more bits or which has more rows."""
-    for dtype, rows in ((torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 1)):
+    most = MOST_ROWS if multiplies_short_digits(cpu_target().machine) else 1
+    for dtype, rows in ((torch.bfloat16, 1), (torch.bfloat16, most), (torch.bfloat16, most + 1), (torch.float16, 1)):
         args, weight = operands(rows, 64, 512, group, dtype)
         check_near(run(compiled(of_group(group), *args), *args), of_group(group)(*args), args[0].double() @ weight.t())
-        assert isinstance(panels[-1], GroupsInDigits) == ((dtype, rows) == (torch.bfloat16, 1))
+        assert isinstance(panels[-1], IN_DIGITS) == (dtype is torch.bfloat16 and rows <= most)
+
+
+@needs_panels
+@needs_digits
+@pytest.mark.parametrize("rows", [2, 3])
+def test_each_row_has_digits_of_its_own(rows: int, panels: list[FewRowsInPanels]) -> None:
+    """Of other sizes than the others, and other numbers that digits leave a part of."""
+    for group in (32, 128):
+        (x, packed, scales), weight = operands(rows, 96, 512, group, torch.bfloat16)
+        x = torch.cat([_with_spread(x[row : row + 1].float() * 2.0 ** (8 * row), 9 * row) for row in range(rows)])
+        x[-1, group : 2 * group] = 254.0  # whose digits do not fit
+        got = run(compiled(of_group(group), x, packed, scales), x, packed, scales)
+        for row in range(rows):
+            alone, true = x[row : row + 1], x[row : row + 1].double() @ weight.t()
+            check_near(got[row : row + 1], int4(alone, packed, group, scales), true)
+        assert isinstance(panels[-1], FewRowsInPanels)
 
 
 @needs_panels

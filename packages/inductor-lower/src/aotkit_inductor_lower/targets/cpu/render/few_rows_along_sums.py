@@ -39,7 +39,7 @@ class FewRowsAlongSums(ColumnsApart):
         super().__init__(kernel, site, target, declarations)
         widest = max((width(i.dtype) for i in self.right if isinstance(i, Load)), default=0)
         bytes_ = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
-        self.group = 2 if bytes_ and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.together))
+        self.group = 2 if bytes_ and self.count <= 2 else max(1, min(4, self._columns_that_fit()))
         few = not bytes_ or self.count <= MOST_BYTES_APART
         self.spread = few and target.cpu in IN_PAGES and self.condition is None
         self.ahead = AHEAD
@@ -52,6 +52,13 @@ class FewRowsAlongSums(ColumnsApart):
         if len(site.inner) > 1 and (short := site.inner[-1].extent.constant):
             self.vectors = min(self.vectors, max(1, short // self.across))  # of short steps, as of groups, none is cut
         self.tail_step = self.across
+
+    def _columns_that_fit(self) -> int:
+        """Columns whose sums are in registers together with a vector of each row and one of the matrix: what does not
+        fit sixteen of them is stored and loaded in each step, which takes up to 2.2 times as long."""
+        if self.registers == 16:
+            return (self.registers - 1) // self.together - 1
+        return 3 * self.registers // 4 // self.together
 
     def loads_left(self) -> bool:
         """Of one row whose vectors can be loaded."""

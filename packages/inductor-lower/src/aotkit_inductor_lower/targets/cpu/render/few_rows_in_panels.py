@@ -248,7 +248,7 @@ class FewRowsInPanels(FewRowsEmitter):
                 self.enter_part(vector, part, imm(0))
                 emit_body(self.ctx, self.made_by(self.panels.scale, self.panels.zero))
                 if each[0][0] == 0:
-                    self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
+                    self.ask_for_scales(vector)
             for position, (row, here, copy) in enumerate(each):
                 if here == part:
                     self._add_group(vector, (row, part, copy), sums[position], factored=factored)
@@ -285,6 +285,10 @@ class FewRowsInPanels(FewRowsEmitter):
             ]
         self.leave()
         return sums
+
+    def ask_for_scales(self, vector: Vector) -> None:
+        """Those of a group that comes later, of the part of a panel that was entered."""
+        self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
 
     def _prefetch(self, vector: Vector, along: Symbol, steps: int) -> None:
         """What will be loaded so many steps of a loop later, of what was loaded last."""

@@ -27,18 +27,16 @@ FRACTION = 23  # bits of a float behind its exponent
 
 class GroupsInDigits(FewRowsInPanels):
     """A left factor of one row whose groups are whole numbers, too, where these are exact. ``bits``: the power of two
-    that the largest number of a group becomes, or more; ``of_digit``: bits of a digit, which has a sign; ``times``: how
-    often each is kept."""
+    that the largest number of a group becomes, or more; ``of_digit``: bits of a digit, which has a sign."""
 
     bits: int
     of_digit: int
-    times = 1
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """For each group the digits, what sums begin with, the power of two that undoes the first, and whether the
         digits are the numbers."""
         em, groups = self.em, self.before_first()
-        self.plane = em.mul(em.mul(groups, self.padded()), imm(self.times))
+        self.plane = em.mul(groups, self.padded())
         self.digits = em.aligned(self.memory(em.add(em.mul(self.plane, imm(DIGITS)), imm(LINE))), LINE)
         self.begins = self.memory(em.mul(groups, imm(4 * DIGITS)))
         self.unit_of_group = self.memory(em.mul(groups, imm(4)))
@@ -92,8 +90,7 @@ class GroupsInDigits(FewRowsInPanels):
 
     def digit(self, digit: int, place: Ssa) -> Ssa:
         """Where a digit of a step of the sum lies."""
-        offset = self.em.mul(place, imm(self.times))
-        return self.em.element("i8", self.digits, self.em.add(self.em.mul(self.plane, imm(digit)), offset))
+        return self.em.element("i8", self.digits, self.em.add(self.em.mul(self.plane, imm(digit)), place))
 
     def keep_digit(self, bytes_: Ssa, digit: int, place: Ssa) -> None:
         """Writes a digit of as many steps as a vector has lanes."""
