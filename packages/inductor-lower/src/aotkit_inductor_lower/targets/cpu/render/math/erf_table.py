@@ -8,7 +8,7 @@ Note [Polynomials by lane]
     fitted as in Note [Where the approximations come from].
 
     AVX picks one of four numbers by the low bits of an index per lane as cheaply, so there the pieces are four, of
-    width 1 and numbered by the whole part of \|x\|, and the polynomials of degree 8: two thirds of the instructions
+    width 1 and numbered by the whole part of the size, and the polynomials of degree 8: two thirds of the instructions
     of a polynomial near 0, an exponential further out and a choice, and half of those are not multiplications.
 """
 

@@ -71,7 +71,7 @@ def scale_in_one_step(ops: Ops, x: Ssa, shifted: Ssa) -> Ssa:
 
 
 def scale_in_two_steps(ops: Ops, x: Ssa, shifted: Ssa) -> Ssa:
-    """``x * 2^n``, rounded once, for x in [1/2, 2) and n in [-150, 160], 0 for :data:`LEAST_POWER`, where ``shifted`` is
+    """``x * 2^n``, rounded once, for x in [1/2, 2) and n in [-150, 160], 0 for :data:`LEAST_POWER`; ``shifted`` is
     :data:`ROUND` + n.
 
     The first step takes a quarter of n, and so much more that the second factor's exponent is 0 for that n.
