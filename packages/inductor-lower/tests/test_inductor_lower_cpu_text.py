@@ -153,7 +153,7 @@ def test_masked_accesses_are_vectors_where_the_processor_has_them(dtype: torch.d
 loop shifted(i0 < 100):
   stage():
     %i = index i0 : i64
-    %n = const 40 : i64
+    %n = const 37 : i64
     %m = lt %i, %n : bool
     %a = load x[i0] mask %m other {"1" if dtype is torch.int8 else "1.0"} : {IR[dtype]}
     store o[i0] = %a
