@@ -86,6 +86,35 @@ def test_what_rounds_to_one_is_one(bits: int) -> None:
             assert torch.equal(evaluate(op, [sign * x], bits)[0], sign * torch.ones(32))
 
 
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("op", ["erf", "exp", "tanh"])
+def test_what_is_left_of_a_row_has_the_bits_of_whole_vectors(op: str, bits: int) -> None:
+    x = torch.randn(67, generator=torch.Generator().manual_seed(0)) * 2
+    whole, text = evaluate(op, [x[:64].contiguous()], bits)
+    for count in (1, 3, 7, 9, 15):
+        assert torch.equal(evaluate(op, [x[64 - count : 64].contiguous()], bits)[0], whole[64 - count :])
+    assert op != "erf" or ("permvar" if bits == 512 else "vpermilvar") in text or bits == 128
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_gelu_by_erf_is_as_exact_as_eager(bits: int) -> None:
+    """Beyond 3 the formula's own roundings are all there is, in eager mode too."""
+    x = torch.linspace(-6.0, 3.0, 500_003)
+    exact = torch.nn.functional.gelu(x.double())
+    eager = (torch.nn.functional.gelu(x).double() - exact).abs()
+    ours = ((x * 0.5 * (1 + evaluate("erf", [x * 0.5**0.5], bits)[0])).double() - exact).abs()
+    assert ours.max() <= eager.max() and ours.mean() <= eager.mean()
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.covers("F5d.3", "F5d.4")
+def test_powers_of_e_that_round_to_subnormals_are_rounded_once(bits: int) -> None:
+    x = torch.linspace(-105.0, -87.0, 20_001)
+    assert_within_two_ulp(evaluate("exp", [x], bits)[0], torch.exp(x.double()))
+    assert torch.equal(evaluate("exp", [x], bits)[0][x < -104.0], torch.zeros(int((x < -104.0).sum())))
+    assert evaluate("exp2", [torch.full((9,), -149.0)], bits)[0].eq(2.0**-149).all()
+
+
 @pytest.mark.parametrize("op", ["exp", "expm1", "log", "log1p", "log2", "log10", "exp2", "erf", "tanh"])
 def test_a_function_calls_no_library(op: str) -> None:
     _, text = evaluate(op, [torch.ones(35)], 128)

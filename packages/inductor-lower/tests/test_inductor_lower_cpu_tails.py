@@ -84,8 +84,28 @@ def test_tails_are_masked_for_processors_that_can():
     graph = make_fx(lambda x: torch.softmax(x, -1), decompositions(), tracing_mode="fake")(x)
     program, _ = schedule_program(lower_graph(graph))
     texts = {bits: generate(program, generic_machine(bits), keep_text=True).text for bits in BITS.values()}
-    masked = {bits: "llvm.masked.load.v16f32" in text and "llvm.masked.store" in text for bits, text in texts.items()}
-    assert masked == {128: False, 256: False, 512: True}
+    masked = {
+        bits: f"llvm.masked.load.v{bits // 32}f32" in text and "llvm.masked.store" in text
+        for bits, text in texts.items()
+    }
+    assert masked == {128: False, 256: True, 512: True}
+
+
+@pytest.mark.parametrize(
+    ("f", "sizes", "dtype", "is_masked"),
+    [
+        (torch.erf, (2, 30, 15), torch.float32, True),
+        (torch.erf, (2, 30, 15), torch.float64, False),  # of 32 bits only
+        (torch.neg, (2, 30, 15), torch.float32, False),  # a store under a mask takes as long as a few elements
+    ],
+    ids=["long", "wide", "short"],
+)
+def test_outer_tails_are_masked_with_avx2_where_that_pays(f, sizes, dtype, is_masked):
+    x = torch.randn((*sizes[:2], 20), generator=torch.Generator().manual_seed(0), dtype=dtype)[..., :15]  # no one loop
+    graph = make_fx(lambda x: f(x), decompositions(), tracing_mode="fake")(x)
+    program, _ = schedule_program(lower_graph(graph))
+    assert ("llvm.masked" in generate(program, generic_machine(256), keep_text=True).text) == is_masked
+    torch.testing.assert_close(compiled(f, [x], "x86-64-v3")([x])[0], f(x))
 
 
 def narrow(x, bias):

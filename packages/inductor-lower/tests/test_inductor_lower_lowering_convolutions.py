@@ -330,7 +330,7 @@ def test_depthwise_convolutions_are_kernels_where_they_are_faster() -> None:
     for case, target, options in (
         (depthwise(), V4, LowerOptions(contractions="aten")),
         (depthwise(), V4, LowerOptions(fuel=0)),
-        (depthwise(), V3, LowerOptions()),
+        (depthwise(channels=16), V3, LowerOptions()),
         (depthwise(taps=7), V4, LowerOptions()),
         (replace(depthwise(), dtype=torch.bfloat16), V4, LowerOptions()),
         (replace(depthwise(last=False), stride=(2, 2)), V4, LowerOptions()),
@@ -388,16 +388,22 @@ def test_depthwise_convolutions_along_one_dimension_are_kernels_on_amds_processo
 
 
 def test_depthwise_convolutions_are_kernels_on_amds_processors_with_short_vectors() -> None:
-    """Wide ones of few taps with the channels together, and of bfloat16, for which ATen has no vectors there, more."""
-    wide, apart = depthwise(channels=64), depthwise(channels=64, last=False)
+    """Wide ones, or of long rows, of few taps, and of bfloat16, for which ATen has no vectors there, more."""
+    wide, apart = depthwise(channels=32), depthwise(channels=64, last=False)
+    rows = replace(apart, image=(2, 64, 12, 14))
+    halved = replace(rows, image=(2, 64, 12, 28), stride=(2, 2))
     many, large = depthwise(taps=7), replace(depthwise(taps=7), image=(1, 32, 17, 16))
     line = Case((2, 24, 40), (24, 1, 4), (1,), (3,), (1,), groups=24)
     narrow = replace(depthwise(taps=7), dtype=torch.bfloat16)
     for case, backward, target, left in (
         (wide, False, V3, []),
         (wide, True, V3, [False, True, True]),
-        (depthwise(), False, V3, [True]),
+        (depthwise(channels=16), False, V3, [True]),
         (apart, False, V3, [True]),
+        (rows, False, V3, []),
+        (rows, True, V3, [False, True, True]),
+        (halved, True, V3, [False, True, True]),
+        (replace(halved, image=(2, 64, 12, 26)), True, V3, [True, True, True]),
         (many, True, V3, [True, False, False]),
         (large, True, V3, [True, True, True]),
         (replace(large, last=False), True, V3, [True, False, False]),

@@ -21,10 +21,11 @@ Note [Which convolutions are ours]
     32 times its speed).
 
     On Zen 3, with 256-bit vectors, those along one dimension are ours in the same cases:
-    1.2 to 19 times ATen's speed. Of images those of few taps and :data:`WIDE` channels or more that lie together, and
-    their gradients by the image: 0.84 to 1.96 times, 1.3 in the mean (`--only depthwise`, both layouts). Of the
-    gradients by weights those of many taps: in rows of pixels, or with channels together for up to :data:`SMALL_IMAGE`
-    places, 1.1 to 3.2 times; there are too few registers for the sums of more.
+    1.2 to 19 times ATen's speed. Of images those of few taps, and their gradients by the image, with :data:`WIDE`
+    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.73 to 2.7 times, 1.35 in the mean
+    (`--only "depthwise 3x3"`, both layouts). Of the gradients by weights those of many taps: in rows of pixels, or with
+    channels together for up to :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums
+    of more.
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
@@ -42,6 +43,7 @@ Note [Which convolutions are ours]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ...ir import Buffer, Contraction, DType, ExternCall, Range
@@ -70,7 +72,8 @@ CACHED = 1 << 20  # elements
 SHORT_ROW = 8
 STEP_PLACES = 8
 FEW_IN_LINE = 6
-WIDE = 64  # channels from which 256-bit vectors pay
+WIDE = 32  # channels from which 256-bit vectors pay
+LONG_ROW = 14  # pixels from which they do
 SMALL_IMAGE = 256  # places
 
 
@@ -189,8 +192,11 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], process
         images, taps = result, sum(_count(part.reduced) for part in parts)
     together = images.strides[1] == 1
     strided = _steps(first) > 1
-    if processor in SHORT_AMD and (narrow or by_weights or not together or (images.sizes[1].constant or 0) < WIDE):
-        return _slower_in_short_vectors(images, taps, narrow, by_weights)
+    if processor in SHORT_AMD:
+        side = (images.sizes[1] if together else images.sizes[-1]).constant or 0
+        few = side < WIDE if together else side < LONG_ROW * math.isqrt(len(parts))  # a part has every other pixel
+        if narrow or by_weights or few:
+            return _slower_in_short_vectors(images, taps, narrow, by_weights)
     if by_weights:
         taken = together or taps >= MANY_TAPS
         return "" if taken else "sums over pixels of a row, a few at a time"
@@ -198,9 +204,10 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], process
         return ""
     if taps > FEW_TAPS:
         return "oneDNN reads neighbouring pixels once for many taps"
-    if len(parts) > 1 and not (together and (product(result.sizes).constant or 0) <= CACHED):
+    apart = not together and processor not in SHORT_AMD
+    if len(parts) > 1 and (apart or (product(result.sizes).constant or 0) > CACHED):
         return "parts of the result lie between each other"
-    if not together and ((strided and not narrow) or (result.sizes[-1].constant or 0) < SHORT_ROW):
+    if apart and ((strided and not narrow) or (result.sizes[-1].constant or 0) < SHORT_ROW):
         return "pixels of a row fill no vectors"
     return ""
 
@@ -212,7 +219,7 @@ def _slower_in_short_vectors(images: Buffer, taps: int, narrow: bool, by_weights
         taken = together or (taps <= FEW_TAPS and not by_weights)
         return "" if taken else "sums over many taps or pixels of a row"
     if not by_weights:
-        return "few channels lie together for vectors of 256 bits"
+        return "few channels or pixels lie together for vectors of 256 bits"
     small = (product(images.sizes[2:]).constant or 0) <= SMALL_IMAGE
     return "" if taps >= MANY_TAPS and (small or not together) else "sums over many places in few registers"
 

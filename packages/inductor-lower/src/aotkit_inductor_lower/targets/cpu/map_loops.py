@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from ...ir import CheckedIndex, Compute, DType, Index, Instr, Load, Range, Reduce, Store
 from ...ir.independence import checked_sizes, tells_apart
+from ...ir.walk import value_types
 from ...kernel_ir.bounds import hint
 from ...kernel_ir.nodes import Kernel, Loop, LoopMap, Tail
 from ...kernel_ir.walk import PerfectNest, loops_of_values, map_expressions, perfect_nests, with_nests
@@ -33,6 +34,8 @@ from .strips import ROWS, loop_within
 __all__ = ["bears_mask", "map_loops", "map_rows", "version_loops", "work_of"]
 
 LEAST_TAIL = 4  # elements for which a masked vector pays
+LEAST_WEIGHT = 12  # of a body for which a masked vector of outer iterations pays with AVX2
+FEW_APART = 4
 FEW = 8  # what a size is that turns out to be small
 
 
@@ -343,11 +346,14 @@ def masked_tail(nest: PerfectNest, loop: Loop, lanes: int, target: Machine) -> i
         rows of 31 floats takes about as long as one over 32. A lane that does not exist is not read, holds 0, and
         counts as the identity in reductions. That needs accesses with step 1 or 0, no instruction that may report an
         error, and more than a few elements. Of outer iterations a mask also takes those that are not known to fill a
-        vector, with accesses of any step: rather one slow vector than up to fifteen slow elements. AVX2 lacks masks
-        for narrow types; it keeps single elements, as plain x86-64 does.
+        vector, with accesses of any step: rather one slow vector than up to fifteen slow elements.
+
+        AVX2 has masks for elements of 32 bits, and stores under them take as long as a few single ones. So there a
+        mask takes what is left of known sizes where all elements are of that kind and near each other, of outer
+        iterations for bodies that are long enough (:data:`LEAST_WEIGHT`). Plain x86-64 takes single elements.
     """
     size = loop.extent.constant
-    if target.vector_bits != 512 or size is None or size < lanes or size % lanes < LEAST_TAIL or nest.scans:
+    if size is None or size < lanes or size % lanes < LEAST_TAIL or nest.scans or not _has_masks([nest], target):
         return 0
     symbol = Symbol(loop.symbol)
     for instr in nest.body:
@@ -363,9 +369,34 @@ def masked_tail(nest: PerfectNest, loop: Loop, lanes: int, target: Machine) -> i
 def outer_tail(kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine) -> bool:
     """Whether one masked vector takes what is left of a loop of the grid."""
     size = loop.extent.constant
-    if target.vector_bits != 512 or kernel.ordered or (size is not None and size % lanes < LEAST_TAIL):
+    if kernel.ordered or (size is not None and size % lanes < LEAST_TAIL) or not _has_masks(nests, target):
         return False
-    return all(bears_mask(instr) for nest in nests for instr in nest.body)
+    body = [instr for nest in nests for instr in nest.body]
+    if target.vector_bits == 256:
+        weight = sum(_body_weight(nest) * hint(nest.extent) for nest in nests)
+        if size is None or weight < LEAST_WEIGHT or not _near(body, Symbol(loop.symbol)):
+            return False
+    return all(map(bears_mask, body))
+
+
+def _has_masks(nests: Sequence[PerfectNest], target: Machine) -> bool:
+    """Whether the processor loads and stores elements of these kinds under a mask."""
+    if target.vector_bits != 256:
+        return target.vector_bits == 512
+    body = [instr for nest in nests for instr in nest.body]
+    types: dict[str, DType | None] = {**value_types(body)}
+    accessed = {i.dtype for i in body if isinstance(i, Load)} | {
+        types.get(i.value) for i in body if isinstance(i, Store)
+    }
+    return accessed <= {DType.F32, DType.I32}
+
+
+def _near(body: Iterable[Instr], symbol: Symbol) -> bool:
+    """Whether what neighbours in a loop access lies side by side, or a few elements apart, or is the same."""
+    slopes = [instr.indices[0].coefficient(symbol) for instr in body if isinstance(instr, Load | Store)]
+    return all(
+        slope is not None and slope.constant is not None and 0 <= slope.constant <= FEW_APART for slope in slopes
+    )
 
 
 def bears_mask(instr: Instr) -> bool:

@@ -5,22 +5,32 @@ Note [Shape of a kernel]
     space and returns its error status. A unit is one iteration of the collapsed loops of the grid, except the vector
     variable, which is cut into chunks. ``frame`` holds all pointers and sizes of a call, ``slots`` says which
     entries are this kernel's, so equal kernels share one function.
+
+Note [Interiors]
+    A window that hangs over the edge of an image reads under a mask. With AVX-512 masks are registers of their own that
+    cost nothing; with vectors of 256 or 128 bits a masked load, and a choice between what it adds and what was there,
+    take ten instructions in the place of one. But few places are at an edge. So a kernel has two versions of what it
+    does in a row: where the whole row is inside (a comparison or two per row), conditions on rows are gone, and what
+    lies between the first and the last vectors of the row has no masks; those have theirs, as constants. Elsewhere all
+    is as it was. Each element is computed by the same operations in all of them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ....ir import CheckedIndex, Instr, Range, Store
+from ....ir import CheckedIndex, Instr, Load, Range, Store
 from ....ir.independence import checked_sizes, tells_apart
-from ....ir.walk import instructions, value_types
+from ....ir.walk import instructions, operands, value_types
 from ....kernel_ir.bounds import hint
+from ....kernel_ir.interiors import interior
 from ....kernel_ir.known_conditions import moved, within
 from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import LENGTH, SERIAL, Kernel, Loop
-from ....kernel_ir.walk import memories, perfect_nests
+from ....kernel_ir.walk import PerfectNest, memories, perfect_nests
 from ....launch_plan.status import INDEX_ERROR
 from ....memory.huge_pages import HUGE_PAGE, MADV_HUGEPAGE
 from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product, to_expr
@@ -36,6 +46,7 @@ from .types import memory_type, width
 
 __all__ = ["KernelText", "emit_kernel"]
 
+MOST_IN_VERSIONS = 300  # instructions of a body that is written out for the interior and for the edges
 STACK_ROW_BYTES = 1 << 18  # larger scratch rows come from malloc
 
 
@@ -69,6 +80,26 @@ def adds_apart(kernel: Kernel, loop: Loop) -> bool:
 def _strips(loop: Loop | None) -> Expr:
     """How many units of work the rows of a strip are."""
     return to_expr(1) if loop is None else floordiv(loop.extent + (loop.map.width - 1), loop.map.width)
+
+
+def _ranges(loops: Iterable[Loop]) -> dict[Symbol, tuple[int, int]]:
+    """Where loops begin and end, of those whose size is known."""
+    sizes = {Symbol(loop.symbol): loop.extent.constant for loop in loops}
+    return {symbol: (0, size - 1) for symbol, size in sizes.items() if size}
+
+
+def _nests_within(nests: Sequence[PerfectNest], places: Mapping[Symbol, tuple[int, int]]) -> tuple[PerfectNest, ...]:
+    """The nests where these symbols lie between two numbers, both included."""
+    made: list[PerfectNest] = []
+    for position, nest in enumerate(nests):
+        body = within(nest.body, {**places, **_ranges(nest.loops)})
+        others = (instr for other in (*nests[:position], *nests[position + 1 :]) for instr in other.body)
+        read = {name for instr in others for name in operands(instr)}
+        lost = {i.result for i in nest.body if not isinstance(i, Store)} - {
+            i.result for i in body if not isinstance(i, Store)
+        }
+        made.append(nest if lost & read else replace(nest, body=body))
+    return tuple(made)
 
 
 class KernelEmitter:
@@ -271,11 +302,78 @@ class KernelEmitter:
             self._body()
         elif self.tile is not None:
             self._tiles(vector, self.tile, low, high)
-        elif self.beside is not None:
-            self._blocks_beside(vector, self.beside, low, high)
         else:
-            self._outer_blocks(vector, low, high)
+            self._by_places(vector, low, high, chunk is None)
         return []
+
+    def _by_places(self, vector: Loop, low: Ssa, high: Ssa, uncut: bool) -> None:
+        """All of the vector variable, in two versions where edges ask for masks, see Note [Interiors]."""
+        inside = self._inside()
+        columns = inside.pop(Symbol(vector.symbol), None)
+
+        def anywhere() -> None:
+            if self.beside is not None:
+                self._blocks_beside(vector, self.beside, low, high, {})
+            else:
+                self._outer_blocks(vector, low, high)
+
+        def within_rows() -> None:
+            if self.beside is not None:
+                self._blocks_beside(vector, self.beside, low, high, inside)
+            else:
+                self._in_parts(vector, low, high, inside, columns if uncut else None)
+
+        if inside:
+            self.em.choose(self._is_within(inside), None, within_rows, anywhere)
+        elif columns is not None and uncut and self.beside is None:
+            within_rows()
+        else:
+            anywhere()
+
+    def _inside(self) -> dict[Symbol, tuple[int, int]]:
+        """Where the grid's loops are inside of the image, of those that have edges; see Note [Interiors]."""
+        body = [instr for nest in self.nests for instr in nest.body]
+        masked = any(isinstance(instr, Load) and instr.mask is not None for instr in body)
+        if self.ops.target.vector_bits == 512 or not masked or len(body) > MOST_IN_VERSIONS or self.stacked is not None:
+            return {}
+        rounds = {symbol: last for nest in self.nests for symbol, (_, last) in _ranges(nest.loops).items()}
+        inside = interior(body, _ranges(self.kernel.grid), rounds)
+        if self.beside is not None:
+            inside.pop(Symbol(self.beside.symbol), None)
+        return inside
+
+    def _is_within(self, inside: Mapping[Symbol, tuple[int, int]]) -> Ssa:
+        """Whether this unit is."""
+        ops, holds = self.ops, Ssa("true", "i1")
+        for symbol, (first, last) in inside.items():
+            away = ops.op("sub", self.ctx.symbols[symbol], imm(first))
+            near = ops.compare("icmp ule", away, imm(last - first))
+            holds = near if holds.text == "true" else ops.op("and", holds, near)
+        return holds
+
+    def _in_parts(
+        self,
+        vector: Loop,
+        low: Ssa,
+        high: Ssa,
+        inside: Mapping[Symbol, tuple[int, int]],
+        columns: tuple[int, int] | None,
+    ) -> None:
+        """The vectors within ``columns`` apart from those at both edges, of rows that are inside."""
+        nests, size = self.nests, vector.extent.constant or 0
+        places = _ranges(self.kernel.grid) | dict(inside)
+        ends = [0, size]
+        if columns is not None:
+            first, last = columns
+            ends[1:1] = [-(-first // self.lanes) * self.lanes, (last + 1) // self.lanes * self.lanes]
+        if columns is None or ends[1] >= ends[2]:
+            self.nests = _nests_within(nests, places)
+            self._outer_blocks(vector, low, high)
+        else:
+            for start, stop in itertools.pairwise(ends):
+                self.nests = _nests_within(nests, places | {Symbol(vector.symbol): (start, stop - 1)})
+                self._outer_blocks(vector, imm(start), imm(stop), stop - start)
+        self.nests = nests
 
     def _place_strip(self, unit: Ssa) -> Ssa:
         """Which rows of the strip this unit takes, see Note [Strips]; gives what is left of the unit."""
@@ -322,11 +420,13 @@ class KernelEmitter:
         across(lanes, lanes, imm(0), whole)
         across(1, 1, whole, size)
 
-    def _blocks_beside(self, vector: Loop, beside: Loop, low: Ssa, high: Ssa) -> None:
+    def _blocks_beside(
+        self, vector: Loop, beside: Loop, low: Ssa, high: Ssa, inside: Mapping[Symbol, tuple[int, int]]
+    ) -> None:
         """All of a loop whose iterations are beside each other, see Note [Iterations beside each other]."""
         symbol, size, (nest,) = Symbol(beside.symbol), beside.extent.constant or 0, self.nests
         for start, stop, count in blocks_of(size, beside.map.width):
-            places = self._whole_grid() | {symbol: (start, stop - count)}
+            places = _ranges(self.kernel.grid) | dict(inside) | {symbol: (start, stop - count)}
             bodies = [within(moved(nest.body, symbol, k), places) for k in range(count)]
 
             def block(at: Ssa, _: list[Ssa]) -> list[Ssa]:
@@ -336,16 +436,13 @@ class KernelEmitter:
 
             self._bodies, self.ctx.beside = bodies, True
             self.em.loop(imm(start), imm(stop), count, [], block, "i")
+        self._bodies, self.ctx.beside = [], False
 
-    def _whole_grid(self) -> dict[Symbol, tuple[int, int]]:
-        """Where loops of the grid begin and end, of those whose size is known."""
-        sizes = {Symbol(loop.symbol): loop.extent.constant for loop in self.kernel.grid}
-        return {symbol: (0, size - 1) for symbol, size in sizes.items() if size}
-
-    def _outer_blocks(self, loop: Loop, low: Ssa, high: Ssa) -> None:
-        """Blocks of interleaved vectors, then single vectors, then single elements, as far as the size needs them."""
+    def _outer_blocks(self, loop: Loop, low: Ssa, high: Ssa, size: int | None = None) -> None:
+        """Blocks of interleaved vectors, then single vectors, then single elements, as far as the size needs them;
+        ``size``: if not the loop's."""
         lanes, interleave = self.lanes, self.interleave
-        left = loop.extent.constant
+        left = loop.extent.constant if size is None else size
         for step, vectors in dict.fromkeys(((lanes * interleave, interleave), (lanes, 1), (1, 0))):
             if left is not None and left < step:
                 continue

@@ -1,4 +1,4 @@
-"""``erf`` in f32 by a table held in vector registers, for 512-bit vectors.
+"""``erf`` in f32 by a table held in vector registers, for vectors of 512 bits, or of 256 with fused multiply-add.
 
 Note [Polynomials by lane]
     AVX-512 picks a lane of a register by an index per lane in one instruction: a table of 16 polynomials costs one such
@@ -6,6 +6,10 @@ Note [Polynomials by lane]
     ``_WIDTH`` (exact in few bits, so the distance from the middle is exact); adding a large constant leaves the piece's
     number in the low bits, which is all the instruction looks at. Near 0 ``erf(x) = x + x*P(t)``, further out ``P(t)``,
     fitted as in Note [Where the approximations come from].
+
+    AVX picks one of four numbers by the low bits of an index per lane as cheaply, so there the pieces are four, of
+    width 1 and numbered by the whole part of the size, and the polynomials of degree 8: two thirds of the instructions
+    of a polynomial near 0, an exponential further out and a choice, and half of those are not multiplications.
 """
 
 from __future__ import annotations
@@ -43,16 +47,75 @@ _NUMBERS = """
 _TABLE = tuple(zip(*[map(float, _NUMBERS.split())] * _LANES, strict=True))
 
 
+# Nine rows, by power of t, of four coefficients by piece: erf(x)/x - 1 in piece 0, erf(x) - 1 in the others.
+_FOURS = (
+    (0.0409997553, -0.0338948518, -0.000406951731, -7.43114754e-07),
+    (-0.324434131, 0.118930072, 0.00217831787, 5.39730081e-06),
+    (-0.229913846, -0.178395301, -0.00544575416, -1.88953018e-05),
+    (0.166888162, 0.138763562, 0.00834829081, 4.24089558e-05),
+    (0.0323600955, -0.0446019247, -0.00862117857, -6.7791676e-05),
+    (-0.0498971418, -0.0150338747, 0.00614333944, 8.04831216e-05),
+    (3.1746029e-05, 0.0193493925, -0.00281039067, -7.70124097e-05),
+    (0.00974770635, -0.00383338472, 0.00040313811, 6.68868306e-05),
+    (-0.00110509805, -0.00243402738, 0.000310669362, -3.73038929e-05),
+)
+_MIDDLES = (0.5, 1.5, 2.5, 3.5)
+_LIMIT_OF_FOURS = 3.9999998  # the largest number of the last piece; beyond, erf rounds to 1
+
+
 def has_table(ops: Ops, x: Ssa) -> bool:
-    """Whether the table fits the vectors of ``x``; scalars are computed in a lane, so that results do not depend on
+    """Whether a table fits the vectors of ``x``; scalars are computed in a lane, so that results do not depend on
     where an element stands."""
-    return ops.target.vector_bits == 512 and ops.lanes(x) in (1, _LANES)
+    if ops.target.vector_bits == 512:
+        return ops.lanes(x) in (1, _LANES)
+    return _has_fours(ops) and ops.lanes(x) in (1, 4, 8)
+
+
+def _has_fours(ops: Ops) -> bool:
+    return ops.target.vector_bits == 256 and ops.target.has("fma")
 
 
 def erf_by_table(ops: Ops, x: Ssa) -> Ssa:
     """``erf``, below 1.5 ulp."""
+    fours = _has_fours(ops)
     if ops.lanes(x) == 1:
-        return ops.em.lane(erf_by_table(ops, ops.em.splat(x, _LANES)), 0, "float")
+        return ops.em.lane(erf_by_table(ops, ops.em.splat(x, 4 if fours else _LANES)), 0, "float")
+    return _erf_by_fours(ops, x) if fours else _erf_by_sixteens(ops, x)
+
+
+def _erf_by_fours(ops: Ops, x: Ssa) -> Ssa:
+    size, limit = ops.intrinsic("fabs", x), ops.const(_LIMIT_OF_FOURS, DType.F32, x)
+    size = ops.select(ops.compare("fcmp ogt", size, limit), limit, size)
+    piece = _whole_part(ops, size)
+    t = ops.op("fsub", size, _pick_of_four(ops, _MIDDLES, piece))
+    result = _pick_of_four(ops, _FOURS[-1], piece)
+    for row in reversed(_FOURS[:-1]):
+        result = multiply_add(ops, result, t, _pick_of_four(ops, row, piece))
+    one = ops.const(1.0, DType.F32, x)
+    factor = ops.select(ops.compare("fcmp olt", size, one), size, one)
+    result = multiply_add(ops, factor, result, factor)
+    sign = ops.op("and", ops.convert("bitcast", x, "i32"), ops.const(-(1 << 31), DType.I32, x))
+    return ops.convert("bitcast", ops.op("or", ops.convert("bitcast", result, "i32"), sign), "float")
+
+
+def _whole_part(ops: Ops, x: Ssa) -> Ssa:
+    """As i32, and of a nan some number: LLVM's own conversion leaves that open for the whole vector."""
+    symbol, type_ = {4: ("llvm.x86.sse2.cvttps2dq", "<4 x i32>"), 8: ("llvm.x86.avx.cvtt.ps2dq.256", "<8 x i32>")}[
+        ops.lanes(x)
+    ]
+    ops.em.declare(symbol, type_, [x.type])
+    return ops.em.pure(type_, f"call {type_} @{symbol}({x.typed})", x)
+
+
+def _pick_of_four(ops: Ops, row: tuple[float, ...], piece: Ssa) -> Ssa:
+    lanes = ops.lanes(piece)
+    table = ", ".join(f"float {literal(value, DType.F32)}" for value in row * (lanes // 4))
+    symbol, vector = f"llvm.x86.avx.vpermilvar.ps{'.256' if lanes == 8 else ''}", f"<{lanes} x float>"
+    ops.em.declare(symbol, vector, [vector, piece.type])
+    return ops.em.pure(vector, f"call {vector} @{symbol}({vector} <{table}>, {piece.typed})", piece)
+
+
+def _erf_by_sixteens(ops: Ops, x: Ssa) -> Ssa:
     size, limit = ops.intrinsic("fabs", x), ops.const(_LIMIT, DType.F32, x)
     size = ops.select(ops.compare("fcmp ogt", size, limit), limit, size)
     magic = ops.const(ROUND, DType.F32, x)

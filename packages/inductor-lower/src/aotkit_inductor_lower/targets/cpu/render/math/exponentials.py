@@ -6,16 +6,28 @@ See Note [Where the approximations come from].
 
 from __future__ import annotations
 
+import math
+
 from .....ir import DType
 from ..arithmetic import Ops
 from ..emitter import Ssa
 from .erf_table import erf_by_table, has_table
-from .polynomials import LN2_HIGH, LN2_LOW, ROUND, ROUND_BITS, multiply_add, polynomial, power_of_two
+from .polynomials import (
+    LEAST_POWER,
+    LN2_HIGH,
+    LN2_LOW,
+    ROUND,
+    horner,
+    multiply_add,
+    polynomial,
+    scale_in_one_step,
+    scale_in_two_steps,
+)
 
 __all__ = ["erf_f32", "exp_f32", "f32_to_half", "half_to_f32", "large_hyperbolic", "tanh_f32"]
 
 # Coefficients are minimax fits (iteratively reweighted least squares in 40-digit arithmetic), rounded to f32.
-_EXP = (0.5, 0.166665181517601, 0.04166620597243309, 0.008368953131139278, 0.0013950602151453495)
+_EXP = (1.0, 1.0, 0.5, 0.166665181517601, 0.04166620597243309, 0.008368953131139278, 0.0013950602151453495)
 _LOG2_E = 1.4426950408889634
 
 _ERF_SPLIT = 0.905
@@ -48,50 +60,45 @@ _TANH_SMALL = (
 
 
 def _exp_parts(ops: Ops, x: Ssa) -> tuple[Ssa, Ssa]:
-    """``(p, n)`` with ``exp(x) = p * 2^n``: n the integer (as i32) nearest x/ln2, p in about [0.7, 1.42]."""
+    """``(p, s)`` with ``exp(x) = p * 2^n``: p in about [0.7, 1.42], and n, the integer nearest x/ln2, in the low bits
+    of the float ``s``, see :data:`.polynomials.ROUND`."""
     magic = ops.const(ROUND, DType.F32, x)
     shifted = multiply_add(ops, x, ops.const(_LOG2_E, DType.F32, x), magic)
     n = ops.op("fsub", shifted, magic)
     rest = multiply_add(ops, n, ops.const(-LN2_HIGH, DType.F32, x), x)
     rest = multiply_add(ops, n, ops.const(-LN2_LOW, DType.F32, x), rest)
-    series = multiply_add(ops, ops.op("fmul", rest, rest), polynomial(ops, rest, _EXP), rest)
-    result = ops.op("fadd", series, ops.const(1.0, DType.F32, x))
-    whole = ops.op("sub", ops.convert("bitcast", shifted, "i32"), ops.const(ROUND_BITS, DType.I32, x))
-    return result, whole
+    return horner(ops, rest, _EXP), shifted
 
 
 def exp_f32(ops: Ops, x: Ssa) -> Ssa:
     """``exp`` in f32, below 1.5 ulp. Scaled in two steps, so that subnormal results are rounded once.
 
-    What rounds to 0 is made of a 0: a processor takes a hundred times as long to scale a number down to it, and a
-    masked softmax has many.
+    What is far below the least subnormal is multiplied by 0: a processor takes a hundred times as long to scale a
+    number down to 0, and a masked softmax has many.
     """
-    high, low = ops.const(89.0, DType.F32, x), ops.const(-104.0, DType.F32, x)
+    high = ops.const(89.0, DType.F32, x)
     bounded = ops.select(ops.compare("fcmp ogt", x, high), high, x)  # comparisons let a nan through
-    none = ops.compare("fcmp olt", x, low)
-    scales = ops.target.vector_bits == 512 and ops.lanes(x) == 16
-    part, n = _exp_parts(ops, bounded if scales else ops.select(none, low, bounded))
-    part = ops.select(none, ops.const(0.0, DType.F32, x), part)
-    if scales:
-        return _scale(ops, part, n)
-    half = ops.op("ashr", n, ops.const(1, DType.I32, x))
-    first = ops.op("fmul", part, power_of_two(ops, half))
-    return ops.op("fmul", first, power_of_two(ops, ops.op("sub", n, half)))
+    if ops.target.vector_bits == 512 and ops.lanes(x) == 16:
+        none = ops.compare("fcmp olt", x, ops.const(-104.0, DType.F32, x))
+        part, shifted = _exp_parts(ops, bounded)
+        n = ops.op("fsub", shifted, ops.const(ROUND, DType.F32, x))
+        return _scale(ops, ops.select(none, ops.const(0.0, DType.F32, x), part), n)
+    low = ops.const(LEAST_POWER * math.log(2) + 0.2, DType.F32, x)
+    part, shifted = _exp_parts(ops, ops.select(ops.compare("fcmp olt", bounded, low), low, bounded))
+    return scale_in_two_steps(ops, part, shifted)
 
 
-def _scale(ops: Ops, x: Ssa, n: Ssa) -> Ssa:
-    """``x * 2^n`` rounded once, by AVX-512's instruction for it."""
+def _scale(ops: Ops, x: Ssa, power: Ssa) -> Ssa:
+    """``x * 2^power`` rounded once, by AVX-512's instruction for it."""
     symbol = "llvm.x86.avx512.mask.scalef.ps.512"
     ops.em.declare(symbol, x.type, [x.type, x.type, x.type, "i16", "i32"])
-    power = ops.convert("sitofp", n, "float")
     text = f"call {x.type} @{symbol}({x.typed}, {power.typed}, {x.type} zeroinitializer, i16 -1, i32 4)"
     return ops.em.pure(x.type, text, x, power)
 
 
 def _exp_moderate(ops: Ops, x: Ssa) -> Ssa:
     """``exp`` for x in about [-80, 80]: one scaling step, no bounds."""
-    part, n = _exp_parts(ops, x)
-    return ops.op("fmul", part, power_of_two(ops, n))
+    return scale_in_one_step(ops, *_exp_parts(ops, x))
 
 
 def _bounded_size(ops: Ops, x: Ssa, limit: float) -> Ssa:

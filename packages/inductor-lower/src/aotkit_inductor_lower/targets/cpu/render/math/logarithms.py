@@ -14,7 +14,18 @@ import math
 from .....ir import DType
 from ..arithmetic import Ops
 from ..emitter import Ssa
-from .polynomials import LN2_HIGH, LN2_LOW, ROUND, ROUND_BITS, multiply_add, polynomial, power_of_two, split_float
+from .polynomials import (
+    LEAST_POWER,
+    LN2_HIGH,
+    LN2_LOW,
+    ROUND,
+    ROUND_BITS,
+    multiply_add,
+    polynomial,
+    power_of_two,
+    scale_in_two_steps,
+    split_float,
+)
 
 __all__ = ["exp2_f32", "expm1_f32", "log1p_f32", "log2_f32", "log10_f32", "log_f32", "pow_f32"]
 
@@ -174,14 +185,11 @@ def expm1_f32(ops: Ops, x: Ssa) -> Ssa:
 
 def exp2_f32(ops: Ops, x: Ssa) -> Ssa:
     """``2^x``, below 1.5 ulp, scaled in two steps, so that subnormal results are rounded once."""
-    bounded, magic = _bounded(ops, x, -152.0, 129.0), _const(ops, ROUND, x)
+    bounded, magic = _bounded(ops, x, LEAST_POWER, 129.0), _const(ops, ROUND, x)
     shifted = ops.op("fadd", bounded, magic)
     rest = ops.op("fsub", bounded, ops.op("fsub", shifted, magic))
     part = multiply_add(ops, rest, polynomial(ops, rest, _EXP2), _const(ops, 1.0, x))
-    n = ops.op("sub", ops.convert("bitcast", shifted, "i32"), ops.const(ROUND_BITS, DType.I32, x))
-    half = ops.op("ashr", n, ops.const(1, DType.I32, x))
-    first = ops.op("fmul", part, power_of_two(ops, half))
-    return ops.op("fmul", first, power_of_two(ops, ops.op("sub", n, half)))
+    return scale_in_two_steps(ops, part, shifted)
 
 
 # -- pow -------------------------------------------------------------------------------------------------
