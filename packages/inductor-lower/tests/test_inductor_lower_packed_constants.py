@@ -99,6 +99,7 @@ def test_packed_products_of_both_orientations(size: tuple[int, int, int], dtype:
             assert torch.equal(plain([x])[0], got), "the same sums in the same order"
 
 
+@pytest.mark.covers("F5b.10")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_comes_before_and_after_is_in_the_kernel(dtype: torch.dtype) -> None:
     w, b = torch.randn(200, 96, dtype=dtype), torch.randn(200, dtype=dtype)

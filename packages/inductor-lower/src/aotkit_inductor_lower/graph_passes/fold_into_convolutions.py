@@ -1,25 +1,21 @@
 """Passes over frozen graphs: what is done to the channels of a convolution becomes part of its weights.
 
 Before ``batch_norm(convolution(x, W, b))``, ``convolution(x, W, b) * c`` with constants. After ``convolution(x, V, d)``
-with weights computed in float64. A relu after a convolution, and a sum before it, become part of oneDNN's call.
+with weights computed in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from ..target import on_host
-
-__all__ = ["add_constant", "fold_norms", "fuse_activations", "value_of"]
+__all__ = ["add_constant", "fold_norms", "value_of"]
 
 aten = torch.ops.aten
 _CONVOLUTION = aten.convolution.default
 _NORMS = (aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default)
-_POINTWISE = torch.ops.mkldnn._convolution_pointwise
 _Folded = tuple[torch.Tensor, torch.Tensor]  # factor and offset per channel, float64
 
 
@@ -135,60 +131,3 @@ _RULES: dict[object, Callable[[GraphModule, Node, int], _Folded | None]] = {
     aten.add.Tensor: _with_constant(lambda c: (_ones(c), c)),
     aten.sub.Tensor: _with_constant(lambda c: (_ones(c), -c)),
 }
-
-
-def fuse_activations(gm: GraphModule) -> int:
-    """Put relus, and sums before them, into the calls of the convolutions whose image has its channels together."""
-    fused = 0
-    for node in list(gm.graph.nodes):
-        if node.target is _CONVOLUTION and _has_channels_together(node):
-            fused += _fuse(gm, node)
-    gm.graph.eliminate_dead_code()
-    return fused
-
-
-def _has_channels_together(node: Node) -> bool:
-    image = node.args[0].meta["val"]  # type: ignore[union-attr]
-    if image.dtype is not torch.float32 or image.dim() != 4 or node.args[6] or not on_host(image):
-        return False
-    return bool(image.is_contiguous(memory_format=torch.channels_last)) and _constant_weight(node)
-
-
-def _constant_weight(node: Node) -> bool:
-    """Whether the weight is a constant."""
-    weight = node.args[1]
-    return isinstance(weight, Node) and weight.op == "get_attr"
-
-
-def _fuse(gm: GraphModule, node: Node) -> int:
-    image, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    how = (list(padding), list(stride), list(dilation), groups)  # type: ignore[arg-type]
-    relu = _only_reader(node, (aten.relu.default,))
-    if relu is not None and _alike(relu, node):
-        return _replace(gm, relu, _POINTWISE.default, (image, weight, bias, *how, "relu", [], ""))
-    total = _only_reader(node, (aten.add.Tensor,))
-    relu = _only_reader(total, (aten.relu.default,)) if total is not None and not total.kwargs else None
-    if total is None or relu is None:
-        return 0
-    other = total.args[1] if total.args[0] is node else total.args[0]
-    if not isinstance(other, Node) or other is node or not _alike(other, node) or not _alike(relu, node):
-        return 0
-    return _replace(gm, relu, _POINTWISE.binary, (image, other, weight, bias, *how, "add", 1.0, "relu", [], ""))
-
-
-def _only_reader(node: Node, targets: tuple[Any, ...]) -> Node | None:
-    readers = list(node.users)
-    return readers[0] if len(readers) == 1 and readers[0].target in targets else None
-
-
-def _alike(a: Node, b: Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
-    return x.dtype == y.dtype and tuple(x.shape) == tuple(y.shape) and x.stride() == y.stride()
-
-
-def _replace(gm: GraphModule, old: Node, target: Any, args: tuple[Any, ...]) -> int:
-    with gm.graph.inserting_before(old):
-        new = gm.graph.call_function(target, args)
-    new.meta.update(old.meta)
-    old.replace_all_uses_with(new)
-    return 1

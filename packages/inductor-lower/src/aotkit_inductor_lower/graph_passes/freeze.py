@@ -2,8 +2,9 @@
 
 Note [What freezing does]
     Norms and arithmetic after convolutions go into their weights, computed in float64. What depends on constants alone
-    is computed once. Convolutional networks get the layout in which oneDNN is fast, their weights too, and relus and
-    residual sums become part of oneDNN's calls. Results agree with eager's to rounding, not to the bit.
+    is computed once. Convolutional networks get the layout in which oneDNN is fast, their weights too. Relus and
+    residual sums stay kernels of their own: a relu in oneDNN's call makes 0 of a nan. Results agree with eager's to
+    rounding, not to the bit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..ops.aten import is_view
 from .channels_last import prefer_channels_last
-from .fold_into_convolutions import add_constant, fold_norms, fuse_activations, value_of
+from .fold_into_convolutions import add_constant, fold_norms, value_of
 from .node_facts import escaping_nodes, is_random
 from .remove_noops import remove_noops
 from .replace import replace_node, views_of
@@ -42,7 +43,6 @@ def freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> GraphModul
     fold_norms(frozen)
     prefer_channels_last(graph, 1)
     fold_constants(frozen)
-    fuse_activations(frozen)
     graph.eliminate_dead_code()
     frozen.recompile()
     return frozen
