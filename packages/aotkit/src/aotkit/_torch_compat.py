@@ -60,11 +60,14 @@ def offering_aot_compile() -> AbstractContextManager[Any]:
 
 
 def remove_guards(guards: GuardsSet, source: Source) -> None:
-    """Remove Dynamo's guards on what ``source`` names, and on what is reached from there. Before torch 2.12 torch's own
-    function finds only guards on whole arguments."""
+    """Remove Dynamo's guards on what ``source`` names, and on what is reached from there; that two sources are one
+    object is still guarded. Before torch 2.12 torch's own function finds only guards on whole arguments."""
+    kept = [guard for guard in guards.inner if guard.create_fn_name() == "DUPLICATE_INPUT"]
     guards.remove_guards_with_source(source)
     for guard in [guard for guard in guards.inner if _is_from(guard.originating_source, source)]:
         guards.inner.discard(guard)
+    for guard in kept:
+        guards.add(guard, collect_debug_stack=False)
 
 
 def _is_from(source: Any, wanted: Source) -> bool:

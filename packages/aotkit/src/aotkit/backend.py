@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,7 @@ from .options import Options, resolve
 from .recorder import Recorder
 
 if TYPE_CHECKING:
+    from .artifact.frozen import FrozenArguments
     from .driver.user_passes import GraphPasses
 
 __all__ = ["aotkit", "make_backend"]
@@ -166,8 +168,19 @@ def _compile_plain(
     if job.frozen is not None and job.frozen.used:
         from .driver.freezing import check_frozen
 
-        compiled = check_frozen(compiled, job.frozen, gm)
+        compiled = check_frozen(compiled, job.frozen, gm, partial(_compile_for_others, job.for_other_parameters()))
     return (lambda *args: compiled(*args, *attributes)) if attributes else compiled
+
+
+def _compile_for_others(
+    make_job: Callable[[Sequence[Any]], GraphJob], args: Sequence[Any]
+) -> tuple[Callable[..., Any], FrozenArguments]:
+    """A frozen graph with the parameters of another module."""
+    other = make_job(args)
+    failure = "could not be compiled again"
+    first = other.compile_or_fall_back(args, failure)
+    assert other.frozen is not None
+    return with_alias_specializations(first, lambda args: other.compile_or_fall_back(args, failure)), other.frozen
 
 
 def _keep_in_torchs_cache(

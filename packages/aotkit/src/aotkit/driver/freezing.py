@@ -1,9 +1,21 @@
-"""Frozen graphs: parameters and buffers become constants, and what happens when they change or are thrown away."""
+"""Frozen graphs: parameters and buffers become constants, and what happens when they change or are thrown away.
+
+Note [Frozen graphs of several modules]
+    Dynamo keeps what it compiled by the code of a function. Another model of the same class runs the same code, and so
+    do the layers of one model whose graph breaks in them; Dynamo calls the same graph with other parameters, since its
+    guards on them are removed: a parameter that is discarded is another object. So a frozen graph looks itself whose
+    parameters it got, and is compiled again for those of another module if they differ in values only. One that was
+    written to is an error, as the caller said that it would not change.
+
+    Whether two names are one tensor is in the graph (it has one input for both), so those guards stay.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -24,6 +36,7 @@ class DiscardedParameter(torch.Tensor):
     """Stands for a parameter whose memory is gone; whatever uses it raises :class:`FrozenParameterError`."""
 
     what: str
+    token: object
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, what: str) -> DiscardedParameter:
@@ -32,7 +45,7 @@ class DiscardedParameter(torch.Tensor):
         self: DiscardedParameter = make(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
         )
-        self.what = what
+        self.what, self.token = what, getattr(like, _MARK, None)
         return self
 
     def __init__(self, like: torch.Tensor, what: str) -> None: ...
@@ -57,13 +70,18 @@ def discard_parameters(model: torch.nn.Module) -> list[str]:
     names of what was discarded. Graphs compiled later need the parameters, so compile (call) all that is wanted first.
     """
     names: list[str] = []
+    stand_ins: dict[int, DiscardedParameter] = {}  # one for a tensor that has several names
     for path, module in model.named_modules():
         for table, kind in ((module._parameters, "parameter"), (module._buffers, "buffer")):
             for name, value in list(table.items()):
-                if value is not None and getattr(value, _MARK, False):
+                token = None if value is None else getattr(value, _MARK, None)
+                if value is not None and token is not None:
                     full = f"{path}.{name}" if path else name
+                    if id(token) not in stand_ins:
+                        stand_ins[id(token)] = DiscardedParameter(value, f"the {kind} {full}")
+                    token.discarded = True
                     entries: dict[str, Any] = table  # type: ignore[assignment]
-                    entries[name] = DiscardedParameter(value, f"the {kind} {full}")
+                    entries[name] = stand_ins[id(token)]
                     names.append(full)
     return names
 
@@ -76,39 +94,121 @@ def frozen_arguments(example_inputs: Sequence[Any], attributes: Sequence[Any]) -
     return FrozenArguments({index: tensors[index] for index in static_inputs(example_inputs, attributes)})
 
 
-def check_frozen(run: Callable[..., Any], frozen: FrozenArguments, gm: GraphModule) -> Callable[..., Any]:
-    """``run``, which refuses to run with other parameters than were frozen. Discarded ones are no others.
+def check_frozen(
+    run: Callable[..., Any],
+    frozen: FrozenArguments,
+    gm: GraphModule,
+    again: Callable[[Sequence[Any]], tuple[Callable[..., Any], FrozenArguments]],
+) -> Callable[..., Any]:
+    """``run`` for the parameters that were frozen, discarded ones included: Note [Frozen graphs of several modules].
 
-    Dynamo's own guards on them go, so that a discarded one does not compile again.
+    ``again`` compiles for the parameters among the arguments. What raises :class:`FrozenParameterError`: a parameter
+    that was written to, and one that differs in more than its values.
     """
-    watched = [(index, weakref.ref(t), _version(t)) for index, t in frozen.tensors.items() if index in frozen.used]
-    for index, _, _ in watched:
-        setattr(frozen.tensors[index], _MARK, True)
+    for index in frozen.used:
         _forget_guards(gm, index)
-    nothing = torch.empty(0)
+    known, lock = [_Frozen.of(run, frozen)], Lock()
 
     def checked(*args: Any) -> Any:
-        discarded = False
-        for index, tensor, version in watched:
-            value: Any = args[index]
-            same: bool = value is tensor()
-            if same and (version is None or version == value._version):
-                continue
-            if not isinstance(value, DiscardedParameter):
-                raise FrozenParameterError(
-                    f"argument {index} of a frozen graph, a parameter or buffer of shape {tuple(value.shape)}, has "
-                    "changed since it was compiled; call torch._dynamo.reset() to compile for the new values, or leave "
-                    "the option 'freezing' out"
-                )
-            discarded = True
-        if discarded:
-            args = tuple(nothing if isinstance(value, DiscardedParameter) else value for value in args)
-        return run(*args)
+        found = _fitting(known, args)
+        if found is None:
+            with lock:
+                found = _fitting(known, args)
+                if found is None:
+                    known[0].refuse_other_kinds(args)
+                    known[:] = [each for each in known if each.is_alive()]
+                    known.append(found := _Frozen.of(*again(args)))
+        return found.call(args)
 
     return checked
 
 
+class _Token:
+    """A tensor that was frozen, which may be gone."""
+
+    discarded = False
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A tensor whose value is a constant of a graph, and its kind."""
+
+    index: int
+    tensor: weakref.ref[torch.Tensor]
+    version: int | None
+    token: _Token
+    kind: tuple[Any, ...]
+
+    @staticmethod
+    def of(index: int, tensor: torch.Tensor) -> _Watched:
+        token = getattr(tensor, _MARK, None) or _Token()
+        setattr(tensor, _MARK, token)
+        return _Watched(index, weakref.ref(tensor), _version(tensor), token, _kind(tensor))
+
+    def is_discarded(self, value: Any) -> bool:
+        return isinstance(value, DiscardedParameter) and value.token is self.token
+
+    def refusal(self, what: str) -> FrozenParameterError:
+        return FrozenParameterError(
+            f"argument {self.index} of a frozen graph, a parameter or buffer of shape {self.kind[1]}, {what}; call "
+            "torch._dynamo.reset() to compile for the new values, or leave the option 'freezing' out"
+        )
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """A graph for the parameters of one module."""
+
+    run: Callable[..., Any]
+    watched: tuple[_Watched, ...]
+
+    @staticmethod
+    def of(run: Callable[..., Any], frozen: FrozenArguments) -> _Frozen:
+        return _Frozen(run, tuple(_Watched.of(index, frozen.tensors[index]) for index in sorted(frozen.used)))
+
+    def is_alive(self) -> bool:
+        return all(each.tensor() is not None or each.token.discarded for each in self.watched)
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        return all(args[each.index] is each.tensor() or each.is_discarded(args[each.index]) for each in self.watched)
+
+    def refuse_other_kinds(self, args: Sequence[Any]) -> None:
+        """Dynamo's guards on these arguments are gone: the graph holds for such as it was made for."""
+        for each in self.watched:
+            if _kind(args[each.index]) != each.kind:
+                raise each.refusal("is now one of another shape, type or layout, or was discarded for another graph")
+
+    def call(self, args: tuple[Any, ...]) -> Any:
+        discarded = False
+        for each in self.watched:
+            value: Any = args[each.index]
+            if isinstance(value, DiscardedParameter):
+                discarded = True
+            elif each.version is not None and each.version != value._version:
+                raise each.refusal("has changed since it was compiled")
+        if discarded:
+            nothing = torch.empty(0)
+            args = tuple(nothing if isinstance(value, DiscardedParameter) else value for value in args)
+        return self.run(*args)
+
+
+def _fitting(known: Sequence[_Frozen], args: Sequence[Any]) -> _Frozen | None:
+    for each in known:
+        if each.fits(args):
+            return each
+    return None
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    """What Dynamo's guards had compared."""
+    if not isinstance(value, torch.Tensor):
+        return (type(value),)
+    form = () if value.layout is not torch.strided else (value.stride(), value.is_conj(), value.is_neg())
+    return (type(value), tuple(value.shape), value.dtype, value.device, value.requires_grad, value.layout, *form)
+
+
 def _forget_guards(gm: GraphModule, position: int) -> None:
+    """A discarded parameter does not compile again."""
     context = TracingContext.try_get()
     placeholders = gm.graph.find_nodes(op="placeholder")
     source = getattr(placeholders[position], "_dynamo_source", None) if position < len(placeholders) else None

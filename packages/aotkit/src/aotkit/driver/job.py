@@ -70,6 +70,21 @@ class GraphJob:
 
             self.frozen = frozen_arguments(example_inputs, attributes)
 
+    def for_other_parameters(self) -> Callable[[Sequence[Any]], GraphJob]:
+        """What makes the same job for a graph whose frozen parameters are among its arguments; it holds none itself."""
+        from ..artifact.frozen import FrozenArguments
+
+        assert self.frozen is not None
+        given = (self.gm, self.options, self.recorder, self.name, self.passes)
+        positions, static = [*self.frozen.tensors], self._static
+
+        def make(args: Sequence[Any]) -> GraphJob:
+            job = GraphJob(*given)
+            job.frozen, job._static = FrozenArguments({index: args[index] for index in positions}), static
+            return job
+
+        return make
+
     def compile_or_fall_back(
         self, args: Sequence[Any], failure: str, ranks: RankCheck | None = None
     ) -> Callable[..., Any]:
