@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import aotkit
-from aotkit.driver import lower
+from aotkit.driver import freezing, lower
 from aotkit_cache import open_cache
 from aotkit_inductor_lower.targets.cpu import host_machine
 
@@ -341,16 +341,40 @@ def test_a_module_of_other_sizes_is_refused() -> None:
             runs[1](x)
 
 
-def test_graphs_of_modules_that_are_gone_are_forgotten() -> None:
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+def test_modules_of_one_class_with_sizes_that_vary_are_right_or_refused(dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    models = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval() for _ in range(2)]
+    runs = [torch.compile(model, backend="aotkit", options=OPTIONS, dynamic=dynamic) for model in models]
+    said = []
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(runs[0](x), models[0](x))
+            try:
+                torch.testing.assert_close(runs[1](x), models[1](x))
+            except aotkit.FrozenParameterError as refusal:
+                said.append(str(refusal))
+    assert len(said) == (3 if dynamic else 2)
+    assert all("is another module's, and the graph is for sizes that vary" in text for text in said)
+
+
+@pytest.mark.parametrize("discarded", [False, True])
+def test_graphs_of_modules_that_are_gone_are_forgotten(discarded: bool) -> None:
     x = torch.randn(2, 3, 8, 8)
     models = [network() for _ in range(3)]
     gone = [weakref.ref(model[5].weight) for model in models]
+    known = {id(each.run) for each in gc.get_objects() if isinstance(each, freezing._Frozen)}
     with torch.no_grad():
         runs = both(models)
         for run in runs[:2]:
             run(x)
+        if discarded:
+            aotkit.discard_parameters(models[1])
         del run, runs[1], models[1]
         gc.collect()
         torch.testing.assert_close(runs[1](x), models[1](x), rtol=1e-5, atol=1e-5)  # the third
         gc.collect()
         assert [each() is None for each in gone] == [False, True, False]
+        graphs = {id(each.run) for each in gc.get_objects() if isinstance(each, freezing._Frozen) and each.watched}
+        assert len(graphs - known) == 2

@@ -94,6 +94,17 @@ def test_positions_that_wrap_around(dtype: torch.dtype, more: int) -> None:
     equal_to_eager(function, *operands())
 
 
+def test_positions_that_wrap_around_by_several_numbers() -> None:
+    """Each of which is small enough."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        many, places = 715827879, torch.arange(S, dtype=torch.int32)
+        seen = places[:, None] + many + many + many >= places + many + many + many
+        return (torch.where(seen, scores(q, k), -math.inf).softmax(-1) @ v,)
+
+    equal_to_eager(function, *operands())
+
+
 def test_a_triangle_says_what_is_not_seen() -> None:
     """It was taken for one of what is seen. The last query sees no key."""
 

@@ -79,7 +79,7 @@ def discard_parameters(model: torch.nn.Module) -> list[str]:
                     full = f"{path}.{name}" if path else name
                     if id(token) not in stand_ins:
                         stand_ins[id(token)] = DiscardedParameter(value, f"the {kind} {full}")
-                    token.discarded = True
+                    token.stand_in = weakref.ref(stand_ins[id(token)])
                     entries: dict[str, Any] = table  # type: ignore[assignment]
                     entries[name] = stand_ins[id(token)]
                     names.append(full)
@@ -102,12 +102,14 @@ def check_frozen(
 ) -> Callable[..., Any]:
     """``run`` for the parameters that were frozen, discarded ones included: Note [Frozen graphs of several modules].
 
-    ``again`` compiles for the parameters among the arguments. What raises :class:`FrozenParameterError`: a parameter
-    that was written to, and one that differs in more than its values.
+    ``again`` compiles for the parameters among the arguments, and for the sizes of all. What raises
+    :class:`FrozenParameterError`: a parameter that was written to, one that differs in more than its values, and one of
+    another module where sizes vary.
     """
     for index in frozen.used:
         _forget_guards(gm, index)
-    known, lock = [_Frozen.of(run, frozen)], Lock()
+    first, lock, sizes_vary = _Frozen.of(run, frozen), Lock(), _has_symbols(gm)
+    known = [first]
 
     def checked(*args: Any) -> Any:
         found = _fitting(known, args)
@@ -115,7 +117,9 @@ def check_frozen(
             with lock:
                 found = _fitting(known, args)
                 if found is None:
-                    known[0].refuse_other_kinds(args)
+                    first.refuse_other_kinds(args)
+                    if sizes_vary:
+                        raise first.watched[0].refusal("is another module's, and the graph is for sizes that vary")
                     known[:] = [each for each in known if each.is_alive()]
                     known.append(found := _Frozen.of(*again(args)))
         return found.call(args)
@@ -124,9 +128,13 @@ def check_frozen(
 
 
 class _Token:
-    """A tensor that was frozen, which may be gone."""
+    """A tensor that was frozen, which may be gone, and what stands for it then."""
 
-    discarded = False
+    def __init__(self) -> None:
+        self.stand_in: weakref.ref[DiscardedParameter] | None = None
+
+    def has_stand_in(self) -> bool:
+        return self.stand_in is not None and self.stand_in() is not None
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,7 @@ class _Frozen:
         return _Frozen(run, tuple(_Watched.of(index, frozen.tensors[index]) for index in sorted(frozen.used)))
 
     def is_alive(self) -> bool:
-        return all(each.tensor() is not None or each.token.discarded for each in self.watched)
+        return all(each.tensor() is not None or each.token.has_stand_in() for each in self.watched)
 
     def fits(self, args: Sequence[Any]) -> bool:
         return all(args[each.index] is each.tensor() or each.is_discarded(args[each.index]) for each in self.watched)
@@ -190,6 +198,17 @@ class _Frozen:
             nothing = torch.empty(0)
             args = tuple(nothing if isinstance(value, DiscardedParameter) else value for value in args)
         return self.run(*args)
+
+
+def _has_symbols(gm: GraphModule) -> bool:
+    """Whether a size or a number among the inputs is not known."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return True
+        if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+            return True
+    return False
 
 
 def _fitting(known: Sequence[_Frozen], args: Sequence[Any]) -> _Frozen | None:

@@ -215,8 +215,8 @@ def _is_padding(cut: Node, padded: Node) -> bool:
     """Whether a mask was padded at the end of its rows, and cut again: so its rows begin at multiples of 16 bytes."""
     if cut.target is not aten.slice.Tensor or padded.target is not aten.constant_pad_nd.default:
         return False
-    first, _, *steps = (*cut.args[2:], None, None)[:3]
-    if first not in (0, None) or steps not in ([1], [None]):
+    start, _, step = (*cut.args[2:], None, None, None)[:3]
+    if start not in (0, None) or step not in (1, None):
         return False
     source, added = padded.args[:2]
     if not isinstance(source, Node) or not isinstance(added, list | tuple) or len(added) != 2 or added[0] != 0:

@@ -26,7 +26,7 @@ _COMPARISONS = {
     getattr(getattr(aten, name), kind): signs for name, signs in _AT_LEAST.items() for kind in ("Tensor", "Scalar")
 }
 _TYPES = (torch.int64, torch.int32)
-_MOST = 1 << 30  # of a number that is added to positions, so that no sum of them wraps around
+_MOST = 1 << 30  # of all numbers that are added to positions, so that no sum of them wraps around
 _SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
 Sum = tuple[int, int, int]
 
@@ -106,7 +106,7 @@ def _sum(value: object, lengths: tuple[int, ...], of: int | None) -> Sum | None:
             return None
         (a, b, c), (d, e, f) = parts  # type: ignore[misc]
         sign = _SUMS[value.target]  # type: ignore[index]
-        return a + sign * d, b + sign * e, c + sign * f
+        return (a + sign * d, b + sign * e, c + sign * f) if abs(c + sign * f) < _MOST else None
     if of is None or not same_number(value.meta["val"].numel(), lengths[of]):
         return None
     if value.target in _SAME:

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from ..ops.aten import is_view
 from ..passes import Pass
-from .node_facts import escaping_nodes, is_random
+from .node_facts import escaping_nodes, is_random, written_by
 from .replace import replace_node
 from .rewriting import rewriting
 
@@ -51,8 +51,9 @@ def _read_after_writes(graph: Graph) -> set[Node]:
         read = {whole.get(source, source) for source in node.all_input_nodes}
         if not read.isdisjoint(written):
             late.add(node)
-        if node.target is torch.ops.aten.copy_.default:
-            written.add(whole.get(node.args[0], node.args[0]))  # type: ignore[arg-type, call-overload]
+        if targets := [whole.get(target, target) for target in written_by(node)]:
+            written.update(targets)
+            whole[node] = targets[0]
         elif node.op == "call_function" and node.args and isinstance(node.args[0], Node) and is_view(node):
             whole[node] = whole.get(node.args[0], node.args[0])
     return late

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..ops.aten import is_view
 from .channels_last import prefer_channels_last
 from .fold_into_convolutions import add_constant, fold_norms, value_of
-from .node_facts import escaping_nodes, is_random
+from .node_facts import escaping_nodes, is_random, writes
 from .remove_noops import remove_noops
 from .replace import replace_node, views_of
 
@@ -54,15 +54,11 @@ def _insert(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> None:
     for position, value in constants.items():
         node = placeholders[position]
         readers = {user for view in (node, *views_of(node)) for user in view.users}
-        if any(map(_writes, readers)) or node in escaping_nodes(gm.graph):
+        if any(map(writes, readers)) or node in escaping_nodes(gm.graph):
             continue
         constant = add_constant(gm, first, f"frozen_{node.name}", value.detach())
         constant.meta.update(node.meta)
         node.replace_all_uses_with(constant)
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def fold_constants(gm: GraphModule) -> int:
@@ -100,7 +96,7 @@ def fold_constants(gm: GraphModule) -> int:
 
 
 def _computable(node: Node, values: Mapping[Node, torch.Tensor]) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or is_random(node) or _writes(node):
+    if not isinstance(node.target, torch._ops.OpOverload) or is_random(node) or writes(node):
         return False
     if not node.all_input_nodes:
         return False

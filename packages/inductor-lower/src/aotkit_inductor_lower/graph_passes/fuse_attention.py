@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..ops.positions import same_sizes
 from ..passes import Pass, PassContext
 from ..target import on_host
 from .attention_nodes import number_of
@@ -78,8 +79,8 @@ def _rewrite(graph: Graph, node: Node, masked: bool) -> int:
     weights = _below(node.args[0], node)
     if weights is None or weights.target is not aten._softmax.default or not _over_rows(weights):
         return 0
-    scores = _walk(weights, masked)
-    if scores is None or not _suits(weights):
+    scores = _walk(weights, masked) if _suits(weights) else None
+    if scores is None:
         return 0
     batch, heads, rows, keys = weights.meta["val"].shape
     query = _source(scores.product.args[0], (batch, heads, rows, None))
@@ -180,7 +181,7 @@ def _walk(softmax: Node, masked: bool) -> _Scores | None:
             return None
         if found.target is aten.bmm.default:
             return _Scores(found, scale, added, hidden)
-        lies_as_weights = found.meta["val"].shape == softmax.meta["val"].shape
+        lies_as_weights = same_sizes(found.meta["val"].shape, softmax.meta["val"].shape)
         if found.kwargs or not (lies_as_weights or found.target in _SCALES):
             return None
         first, reader = found.args[0], found

@@ -21,6 +21,8 @@ __all__ = [
     "shared_heads",
     "tensors_of",
     "until_first_write",
+    "writes",
+    "written_by",
 ]
 
 
@@ -58,7 +60,7 @@ def before_writes(graph: Graph) -> list[Node]:
     computed from such values later than they are. The write itself counts as before it.
     """
     nodes = list(graph.nodes)
-    first = next((k for k, node in enumerate(nodes) if _writes(node)), len(nodes))
+    first = next((k for k, node in enumerate(nodes) if writes(node)), len(nodes))
     read_late = set(nodes[first + 1 :])
     if not read_late:
         return nodes
@@ -73,11 +75,22 @@ def before_writes(graph: Graph) -> list[Node]:
 
 def until_first_write(graph: Graph) -> list[Node]:
     """The nodes that come before anything writes to memory: all that they can reach is as it was when it was made."""
-    return list(itertools.takewhile(lambda node: not _writes(node), graph.nodes))
+    return list(itertools.takewhile(lambda node: not writes(node), graph.nodes))
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
+    """Whether an op writes to one of its arguments."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def written_by(node: Node) -> list[Node]:
+    """The arguments that an op writes to."""
+    if not writes(node):
+        return []
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {argument.name: value for argument, value in zip(arguments, node.args)} | node.kwargs
+    written = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [value for value in written if isinstance(value, Node)]
 
 
 def reads_storage(graph: Graph) -> bool:
