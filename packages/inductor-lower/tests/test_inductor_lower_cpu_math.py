@@ -97,13 +97,15 @@ def test_what_is_left_of_a_row_has_the_bits_of_whole_vectors(op: str, bits: int)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_gelu_by_erf_is_as_exact_as_eager(bits: int) -> None:
-    """Beyond 3 the formula's own roundings are all there is, in eager mode too."""
-    x = torch.linspace(-6.0, 3.0, 500_003)
-    exact = torch.nn.functional.gelu(x.double())
-    eager = (torch.nn.functional.gelu(x).double() - exact).abs()
-    ours = ((x * 0.5 * (1 + evaluate("erf", [x * 0.5**0.5], bits)[0])).double() - exact).abs()
-    assert ours.max() <= eager.max() and ours.mean() <= eager.mean()
+def test_gelu_by_erf_is_as_exact_as_by_one_that_is_rounded_once(bits: int) -> None:
+    """Most of its error is that of the other steps."""
+    x = torch.linspace(-6.0, 6.0, 500_003)
+    exact, scaled = torch.nn.functional.gelu(x.double()), x * 0.5**0.5
+    ours, best = (
+        ((x * 0.5 * (1 + erf)).double() - exact).abs()
+        for erf in (evaluate("erf", [scaled], bits)[0], scaled.double().erf().float())
+    )
+    assert ours.max() <= 1.1 * best.max() and ours.mean() <= 1.1 * best.mean()
 
 
 @pytest.mark.parametrize("bits", WIDTHS)

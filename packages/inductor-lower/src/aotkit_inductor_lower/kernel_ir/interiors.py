@@ -15,9 +15,11 @@ __all__ = ["interior"]
 def interior(
     body: Iterable[Instr], whole: Mapping[Symbol, tuple[int, int]], within: Mapping[Symbol, int]
 ) -> dict[Symbol, tuple[int, int]]:
-    """Between which numbers, both included, symbols have to lie for every condition to hold that compares one of them
-    with a number, wherever loops within are at (up to the numbers in ``within``); of those symbols of ``whole``, the
-    range of each, that have less than all of it. Empty where no place is inside."""
+    """The ranges, ends included, in which every condition ``index >= number`` or ``index < number`` of a body holds, for
+    all iterations of the loops within (``within``: the last of each).
+
+    Only symbols whose range is smaller than in ``whole``; empty if there is no such place. Who asks proves each
+    condition again in these ranges, so a poor answer costs time alone."""
     found = dict(whole)
     numbers: dict[str, Expr] = {}
     for instr in body:

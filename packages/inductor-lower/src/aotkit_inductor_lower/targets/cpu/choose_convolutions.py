@@ -22,7 +22,7 @@ Note [Which convolutions are ours]
 
     On Zen 3, with 256-bit vectors, those along one dimension are ours in the same cases:
     1.2 to 19 times ATen's speed. Of images those of few taps, and their gradients by the image, with :data:`WIDE`
-    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.73 to 2.7 times, 1.35 in the mean
+    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.73 to 2.7 times, 1.38 in the mean
     (`--only "depthwise 3x3"`, both layouts). Of the gradients by weights those of many taps: in rows of pixels, or with
     channels together for up to :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums
     of more.
