@@ -15,8 +15,8 @@ __all__ = ["interior"]
 def interior(
     body: Iterable[Instr], whole: Mapping[Symbol, tuple[int, int]], within: Mapping[Symbol, int]
 ) -> dict[Symbol, tuple[int, int]]:
-    """The ranges, ends included, in which every condition ``index >= number`` or ``index < number`` of a body holds, for
-    all iterations of the loops within (``within``: the last of each).
+    """The ranges, ends included, in which every condition ``index >= number`` or ``index < number`` of a body holds,
+    for all iterations of the loops within (``within``: the last of each).
 
     Only symbols whose range is smaller than in ``whole``; empty if there is no such place. Who asks proves each
     condition again in these ranges, so a poor answer costs time alone."""
