@@ -93,7 +93,8 @@ def test_what_is_left_of_a_row_has_the_bits_of_whole_vectors(op: str, bits: int)
     whole, text = evaluate(op, [x[:64].contiguous()], bits)
     for count in (1, 3, 7, 9, 15):
         assert torch.equal(evaluate(op, [x[64 - count : 64].contiguous()], bits)[0], whole[64 - count :])
-    assert op != "erf" or ("permvar" if bits == 512 else "vpermilvar") in text or bits == 128
+    if op == "erf" and bits > 128 and "x86_64" in text:
+        assert ("permvar" if bits == 512 else "vpermilvar") in text
 
 
 @pytest.mark.parametrize("bits", WIDTHS)

@@ -11,7 +11,7 @@ Note [Sums of short digits]
 
     A bfloat16 has 8 bits, so it is a whole number then if it is at least 2**-7 of the largest of its group. What the
     others have beside their whole number is written to a list, of a number or two for a usual group, and multiplied in
-    float32. It is exact in float32, and no sum of a group is rounded but for it.
+    float32. The sum of whole numbers is exact, and rounded once, to a float32 (from 2**24 on).
 
     Two loads of two steps each have four steps of both parts of a panel. Their bytes are interleaved, so that a pair is
     two steps of a column: the first and the third in one half of the register, the second and the fourth in the other,
@@ -41,6 +41,7 @@ from .context import Vector
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_panels import FewRowsInPanels, Panels, Place
+from .math.polynomials import whole_part
 
 __all__ = ["COLUMNS", "MOST_ROWS", "FewRowsInShortDigits", "multiplies_short_digits", "suits_short_digits"]
 
@@ -197,7 +198,7 @@ class FewRowsInShortDigits(FewRowsInPanels):
         em, ops, wide = self.em, self.ops, before[0].type
         none, place, sums = Ssa("zeroinitializer", wide), em.add(start, k), list[Ssa]()
         scaled = ops.op("fmul", self.load(self.copied, place), scale)
-        rest = em.pure(wide, f"fptosi {scaled.typed} to {wide}", scaled) if some else none
+        rest = whole_part(ops, scaled) if some else none
         back = em.pure(self.vector_type, f"sitofp {rest.typed} to {self.vector_type}", rest)
         self.store(ops.op("fsub", scaled, back), self.rests, place)
         for digit in range(DIGITS):

@@ -18,7 +18,7 @@ from .....ir import DType
 from ..arithmetic import Ops
 from ..emitter import Ssa
 from ..types import literal
-from .polynomials import ROUND, multiply_add
+from .polynomials import ROUND, multiply_add, whole_part
 
 __all__ = ["erf_by_table", "has_table"]
 
@@ -86,7 +86,7 @@ def erf_by_table(ops: Ops, x: Ssa) -> Ssa:
 def _erf_by_fours(ops: Ops, x: Ssa) -> Ssa:
     size, limit = ops.intrinsic("fabs", x), ops.const(_LIMIT_OF_FOURS, DType.F32, x)
     size = ops.select(ops.compare("fcmp ogt", size, limit), limit, size)
-    piece = _whole_part(ops, size)
+    piece = whole_part(ops, size)
     t = ops.op("fsub", size, _pick_of_four(ops, _MIDDLES, piece))
     result = _pick_of_four(ops, _FOURS[-1], piece)
     for row in reversed(_FOURS[:-1]):
@@ -96,15 +96,6 @@ def _erf_by_fours(ops: Ops, x: Ssa) -> Ssa:
     result = multiply_add(ops, factor, result, factor)
     sign = ops.op("and", ops.convert("bitcast", x, "i32"), ops.const(-(1 << 31), DType.I32, x))
     return ops.convert("bitcast", ops.op("or", ops.convert("bitcast", result, "i32"), sign), "float")
-
-
-def _whole_part(ops: Ops, x: Ssa) -> Ssa:
-    """As i32, and of a nan some number: LLVM's own conversion leaves that open for the whole vector."""
-    symbol, type_ = {4: ("llvm.x86.sse2.cvttps2dq", "<4 x i32>"), 8: ("llvm.x86.avx.cvtt.ps2dq.256", "<8 x i32>")}[
-        ops.lanes(x)
-    ]
-    ops.em.declare(symbol, type_, [x.type])
-    return ops.em.pure(type_, f"call {type_} @{symbol}({x.typed})", x)
 
 
 def _pick_of_four(ops: Ops, row: tuple[float, ...], piece: Ssa) -> Ssa:

@@ -21,6 +21,7 @@ __all__ = [
     "scale_in_one_step",
     "scale_in_two_steps",
     "split_float",
+    "whole_part",
 ]
 
 LN2_HIGH = 0.693359375  # exact in 10 bits, so that n * LN2_HIGH is exact (Cody and Waite)
@@ -96,3 +97,12 @@ def split_float(ops: Ops, x: Ssa) -> tuple[Ssa, Ssa]:
     n = ops.op("ashr", above, ops.const(23, DType.I32, x))
     mantissa = ops.op("sub", bits, ops.op("shl", n, ops.const(23, DType.I32, x)))
     return n, ops.convert("bitcast", mantissa, "float")
+
+
+def whole_part(ops: Ops, x: Ssa) -> Ssa:
+    """As i32 on x86-64, and of nan and infinities some number: of these LLVM's own conversion is undefined."""
+    symbol, type_ = {4: ("llvm.x86.sse2.cvttps2dq", "<4 x i32>"), 8: ("llvm.x86.avx.cvtt.ps2dq.256", "<8 x i32>")}[
+        ops.lanes(x)
+    ]
+    ops.em.declare(symbol, type_, [x.type])
+    return ops.em.pure(type_, f"call {type_} @{symbol}({x.typed})", x)
