@@ -482,7 +482,7 @@ def test_short_columns_are_asked_for_in_a_later_one(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("rows", [3, 4, 6])
-def test_levels_of_x86_keep_sums_of_a_matrix_of_bytes_in_sixteen_registers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_of_x86_keep_sums_of_bytes_in_sixteen_registers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vector of each row, and one of the matrix."""
     found: list[few_rows_along_sums.FewRowsAlongSums] = []
     original = few_rows_along_sums.FewRowsAlongSums.sum_strip
