@@ -134,8 +134,8 @@ def _double(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(seen: Seen, eager: Seen, exact: Seen | None) -> list[str]:
-    """What is missing, is there in addition, lies otherwise, or is further off than `tools.bench.numerics` allows; all
-    of that only if eager itself is finite there."""
+    """What is missing, is there in addition, lies otherwise, or is further off than `tools.bench.numerics` allows. A
+    result of eager's that is not finite everywhere is compared with it alone."""
     values, wanted = seen.values, eager.values
     found = [f"{name} is missing" for name in sorted(wanted.keys() - values.keys())]
     found += [f"{name} is new" for name in sorted(values.keys() - wanted.keys())]

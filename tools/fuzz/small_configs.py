@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -193,7 +193,7 @@ def make_inputs(model: nn.Module, config: Any, head: str, batch: int, length: in
 
 def _labels(
     config: Any, head: str, inputs: Mapping[str, Any], words: int, generator: torch.Generator
-) -> Iterator[tuple[str, Any]] | dict[str, Any]:
+) -> dict[str, Any]:
     first = next(iter(inputs.values()))
     batch = first.shape[0]
     if head in ("causal", "masked"):

@@ -359,6 +359,17 @@ def test_modules_of_one_class_with_sizes_that_vary_are_right_or_refused(dynamic:
     assert all("is another module's, and the graph is for sizes that vary" in text for text in said)
 
 
+def test_graphs_of_other_modules_that_come_from_the_cache_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    models, x = [Pair(6, False).eval() for _ in range(3)], torch.randn(3, 5)
+    with torch.no_grad():
+        wanted = [model(x) for model in models]
+        for _ in range(2):  # compiled, then loaded
+            runs = both(models)
+            for run, want in [*zip(runs, wanted), *zip(runs, wanted)]:
+                torch.testing.assert_close(run(x), want, rtol=1e-5, atol=1e-5)
+
+
 def frozen_graphs() -> dict[int, object]:
     """Kept alive, so that no other has the same number."""
     return {id(each): each for each in gc.get_objects() if type(each) is freezing._Frozen}

@@ -161,9 +161,7 @@ def _compile_plain(
     job.note_static(example_inputs, attributes)
     with watched(name, recorder):
         first = job.compile_or_fall_back(values, "could not be compiled", ranks)
-    compiled = with_alias_specializations(
-        first, lambda args: job.compile_or_fall_back(args, "could not be compiled again")
-    )
+    compiled = _with_other_aliases(job, first)
     recorder.dump(f"seconds per stage{number and f' of {number}'}", "timing", recorder.table)
     if job.frozen is not None and job.frozen.used:
         from .driver.freezing import check_frozen
@@ -172,15 +170,21 @@ def _compile_plain(
     return (lambda *args: compiled(*args, *attributes)) if attributes else compiled
 
 
+_AGAIN = "could not be compiled again"
+
+
 def _compile_for_others(
     make_job: Callable[[Sequence[Any]], GraphJob], args: Sequence[Any]
 ) -> tuple[Callable[..., Any], FrozenArguments]:
     """A frozen graph with the parameters of another module."""
     other = make_job(args)
-    failure = "could not be compiled again"
-    first = other.compile_or_fall_back(args, failure)
     assert other.frozen is not None
-    return with_alias_specializations(first, lambda args: other.compile_or_fall_back(args, failure)), other.frozen
+    return _with_other_aliases(other, other.compile_or_fall_back(args, _AGAIN)), other.frozen
+
+
+def _with_other_aliases(job: GraphJob, first: Callable[..., Any]) -> Callable[..., Any]:
+    """What was compiled, and what will be for arguments that share memory in another way."""
+    return with_alias_specializations(first, lambda args: job.compile_or_fall_back(args, _AGAIN))
 
 
 def _keep_in_torchs_cache(

@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 from .._torch_compat import remove_guards
 from ..artifact.frozen import FrozenArguments
 from ..errors import FrozenParameterError
+from ..frontend.inputs import has_symbols
 from ..frontend.sources import static_inputs
 
 __all__ = ["DiscardedParameter", "check_frozen", "discard_parameters", "frozen_arguments"]
@@ -108,21 +109,20 @@ def check_frozen(
     """
     for index in frozen.used:
         _forget_guards(gm, index)
-    first, lock, sizes_vary = _Frozen.of(run, frozen), Lock(), _has_symbols(gm)
-    known = [first]
+    known, lock, sizes_vary = [_Frozen.of(run, frozen)], Lock(), has_symbols(gm)
+    kinds = known[0].watched
 
     def checked(*args: Any) -> Any:
-        found = _fitting(known, args)
-        if found is None:
-            with lock:
-                found = _fitting(known, args)
-                if found is None:
-                    first.refuse_other_kinds(args)
-                    if sizes_vary:
-                        raise first.watched[0].refusal("is another module's, and the graph is for sizes that vary")
-                    known[:] = [each for each in known if each.is_alive()]
-                    known.append(found := _Frozen.of(*again(args)))
-        return found.call(args)
+        for each in known:
+            if (given := each.given(args)) is not None:
+                return each.run(*given)
+        with lock:
+            if all(each.given(args) is None for each in known):
+                _refuse_other_kinds(kinds, args)
+                if sizes_vary:
+                    raise kinds[0].refusal("is another module's, and the graph is for sizes that vary")
+                known[:] = [*(each for each in known if each.is_alive()), _Frozen.of(*again(args))]
+        return checked(*args)
 
     return checked
 
@@ -177,45 +177,33 @@ class _Frozen:
     def is_alive(self) -> bool:
         return all(each.tensor() is not None or each.token.has_stand_in() for each in self.watched)
 
-    def fits(self, args: Sequence[Any]) -> bool:
-        return all(args[each.index] is each.tensor() or each.is_discarded(args[each.index]) for each in self.watched)
-
-    def refuse_other_kinds(self, args: Sequence[Any]) -> None:
-        """Dynamo's guards on these arguments are gone: the graph holds for such as it was made for."""
+    def given(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What to run with, or nothing if these are the parameters of another module."""
+        changed, discarded = None, False
         for each in self.watched:
-            if _kind(args[each.index]) != each.kind:
-                raise each.refusal("is now one of another shape, type or layout, or was discarded for another graph")
-
-    def call(self, args: tuple[Any, ...]) -> Any:
-        discarded = False
-        for each in self.watched:
-            value: Any = args[each.index]
-            if isinstance(value, DiscardedParameter):
+            value, tensor = args[each.index], each.tensor()
+            if tensor is not None and value is tensor:
+                if each.version is not None and each.version != tensor._version:
+                    changed = each
+            elif each.is_discarded(value):
                 discarded = True
-            elif each.version is not None and each.version != value._version:
-                raise each.refusal("has changed since it was compiled")
-        if discarded:
-            nothing = torch.empty(0)
-            args = tuple(nothing if isinstance(value, DiscardedParameter) else value for value in args)
-        return self.run(*args)
+            else:
+                return None
+        if changed is not None:
+            raise changed.refusal("has changed since it was compiled")
+        return tuple(map(_without_memory, args)) if discarded else args
 
 
-def _has_symbols(gm: GraphModule) -> bool:
-    """Whether a size or a number among the inputs is not known."""
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return True
-        if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
-            return True
-    return False
+def _refuse_other_kinds(kinds: Sequence[_Watched], args: Sequence[Any]) -> None:
+    """Dynamo's guards on these arguments are gone: the graph holds for such as it was made for."""
+    for each in kinds:
+        if _kind(args[each.index]) != each.kind:
+            raise each.refusal("is now one of another shape, type or layout, or was discarded for another graph")
 
 
-def _fitting(known: Sequence[_Frozen], args: Sequence[Any]) -> _Frozen | None:
-    for each in known:
-        if each.fits(args):
-            return each
-    return None
+def _without_memory(value: Any) -> Any:
+    """The graph does not read what is discarded."""
+    return torch.empty(0) if isinstance(value, DiscardedParameter) else value
 
 
 def _kind(value: Any) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from .changed_graphs import has_call
 from .plain_fakes import plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
-__all__ += ["has_float_symbols", "has_lists", "lift_attributes", "symbolic_twins", "unsupported_input"]
+__all__ += ["has_float_symbols", "has_lists", "has_symbols", "lift_attributes", "symbolic_twins", "unsupported_input"]
 
 #: Functions of compiled autograd that set ``.grad``.
 ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
@@ -103,6 +103,17 @@ def _is_static(value: torch.Tensor, symbolic: Any) -> bool:
 def has_float_symbols(gm: torch.fx.GraphModule) -> bool:
     """Whether an input of Dynamo's graph stands for a Python float that may change."""
     return any(_stands_for_float(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder"))
+
+
+def has_symbols(gm: torch.fx.GraphModule) -> bool:
+    """Whether a size, or a number, of an input of Dynamo's graph may change."""
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        shape = value.shape if isinstance(value, torch.Tensor) else ()
+        if isinstance(value, symbols) or any(isinstance(size, symbols) for size in shape):
+            return True
+    return has_float_symbols(gm)
 
 
 def _stands_for_float(seen: Any) -> bool:

@@ -51,10 +51,11 @@ def freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> GraphModul
 def _insert(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> None:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     first = placeholders[-1].next if placeholders else next(iter(gm.graph.nodes))
+    escaping = escaping_nodes(gm.graph)
     for position, value in constants.items():
         node = placeholders[position]
         readers = {user for view in (node, *views_of(node)) for user in view.users}
-        if any(map(writes, readers)) or node in escaping_nodes(gm.graph):
+        if any(map(writes, readers)) or node in escaping:
             continue
         constant = add_constant(gm, first, f"frozen_{node.name}", value.detach())
         constant.meta.update(node.meta)
