@@ -269,6 +269,24 @@ _PRODUCTS = (
         low=torch.bfloat16,
     ),
     Seed(
+        "packed int8, many",
+        lambda x, w, s: [aten._weight_int8pack_mm(x, w, s)],
+        (Input("x", (40, 32)), *_weights(24, 32)),
+        (INFERENCE, FROZEN),
+        "widen-packed",
+    ),
+    Seed(
+        "packed int4, many",
+        lambda x, w, s: [aten._weight_int4pack_mm_for_cpu(x, w, 32, s) + 1],
+        (
+            Input("x", (40, 64)),
+            Input("w", (64, 64), fill="int4", weight=True),
+            Input("s", (2, 64, 2), scale=0.03, weight=True),
+        ),
+        (INFERENCE, FROZEN),
+        "widen-packed",
+    ),
+    Seed(
         "int8 activations",
         _dynamic,
         (Input("x", (3, 32)), *_weights(24, 32)),

@@ -46,6 +46,7 @@ from .graph_passes import (
     slice_strided_images,
     unshift_bytes,
     widen_bytes,
+    widen_packed,
     write_out_attention,
 )
 from .graph_passes.fake_values import graph_constants, with_fake_values
@@ -161,6 +162,7 @@ GRAPH_PASSES = in_order(
     common_subexpressions.PASS,
     unshift_bytes.PASS,  # after: a weight and its sum read one view
     widen_bytes.PASS,
+    widen_packed.PASS,
     channels_last.PASS,
     slice_strided_images.PASS,  # required: a kernel of oneDNN is wrong
     reinplace.PASS,

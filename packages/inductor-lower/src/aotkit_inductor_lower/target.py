@@ -62,7 +62,8 @@ class Capabilities:
     many queries, at most, of which kernels cut the keys in parts, which ATen's attention doesn't; 0: none.
     ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, cap scores,
     and compute masks that follow from positions. ``float_bytes``: so many rows of bytes, or more, take less time as
-    products of floats than ATen takes for them; 0: none.
+    products of floats than ATen takes for them; 0: none. ``float_packed``: so do so many rows of a type times weights
+    of 4 or 8 bits, as ATen packs them.
     """
 
     device: str
@@ -90,6 +91,7 @@ class Capabilities:
     attention_rows: int = 0
     attention_bodies: bool = False
     float_bytes: int = 0
+    float_packed: tuple[tuple[str, int], ...] = ()
 
     def owns(self, device: torch.device) -> bool:
         """Whether kernels take tensors on this device."""

@@ -1,32 +1,15 @@
 """Products with weights of few bits, as ATen packs them, as contractions with ATen's call in them.
 
-Note [Weights of four bits as ATen packs them]
-    ``_weight_int4pack_mm_for_cpu`` takes weights of 4 bits, a scale and a zero for each ``group`` of them in a
-    column::
-
-        weight[n, k] = (q[n, k] - 8) * scale[k // group, n] + zero[k // group, n]
-
-    ``_convert_weight_to_int4pack_for_cpu`` has written ``q`` in panels of columns, 64 with AVX-512 and 32 with AVX2,
-    row by row: a byte has column ``c`` of the panel's first half and, in its upper bits, column ``c`` of the second.
-    Scales and zeros lie side by side, so a pair is read as one integer. In the contraction the columns are three loops
-    (panels, halves, columns of a half), the sum is two (groups, steps of a group), and the weight is computed in the
-    right factor.
-
-    How ATen packs here is seen by packing a small matrix (:func:`panel_columns`); any other layout is left to ATen, as
-    is a number of columns that does not fill its panels. Scales that do not fit the group size are refused, since ATen
-    would read memory beyond them, and so are weights that are not packed for the CPU (those for CUDA have integers of
-    32 bits in four dimensions), which ATen refuses in the call.
+Weights of four bits lie as :mod:`..ops.packed_weights` says. In the contraction the columns are three loops (panels,
+halves, columns of a half), the sum is two (groups, steps of a group), and the weight is computed in the right factor;
+scales and zeros lie side by side, so a pair is read as one integer. Any other layout is left to ATen, as is a number of
+columns that does not fill its panels.
 
 ``_weight_int8pack_mm`` takes a plain matrix of bytes and a scale for each of its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
-
-import torch
 from torch.fx import Node
 
 from ..ir import (
@@ -48,18 +31,16 @@ from ..ir import (
     Store,
 )
 from ..ops.dtypes import dtype_from_torch_name
+from ..ops.packed_weights import INT4, INT8, misfit, panel_columns
 from ..symbolic import Expr, sym, to_expr
 from .context import LoweringContext
 from .extern import lower_extern
 from .values import NodeValue
 
-__all__ = ["PACKED_PRODUCTS", "lower_packed_product", "panel_columns", "panels_of_layout"]
+__all__ = ["PACKED_PRODUCTS", "lower_packed_product"]
 
-_aten = torch.ops.aten
-_INT4, _INT8 = _aten._weight_int4pack_mm_for_cpu.default, _aten._weight_int8pack_mm.default
-PACKED_PRODUCTS = frozenset({_INT4, _INT8})
+PACKED_PRODUCTS = frozenset({INT4, INT8})
 
-_GROUPS = (32, 64, 128, 256)  # that ATen has
 _PAIRS = {DType.BF16: DType.I32, DType.F16: DType.I32, DType.F32: DType.I64}  # a scale and a zero
 
 
@@ -72,7 +53,7 @@ def lower_packed_product(ctx: LoweringContext, node: Node, reason: str) -> NodeV
     value = lower_extern(ctx, node, reason)
     call = ctx.steps.pop()
     assert isinstance(call, ExternCall)
-    write = _four_bits if node.target is _INT4 else _bytes
+    write = _four_bits if node.target is INT4 else _bytes
     made = write(ctx, node, call) if all(b.device == ctx.capabilities.device for b in _operands(ctx, call)) else None
     ctx.steps.append(made or call)
     return value
@@ -80,41 +61,9 @@ def lower_packed_product(ctx: LoweringContext, node: Node, reason: str) -> NodeV
 
 def _check_scales(ctx: LoweringContext, node: Node) -> None:
     """What ATen does not check of a weight of four bits."""
-    if node.target is not _INT4:
-        return
-    given: tuple[Any, ...] = tuple(arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args)
-    x, weight, group, scales = given
-    if group not in _GROUPS:
-        raise ctx.unsupported(node, f"its groups have {group} numbers, and there are products for {_GROUPS} only")
-    packed = [weight.shape[0], x.shape[1] // 2]
-    if weight.dtype is not torch.uint8 or list(weight.shape) != packed:
-        found = f"{str(weight.dtype).removeprefix('torch.')} of shape {list(weight.shape)}"
-        raise ctx.unsupported(
-            node, f"its weight is {found}, and packed for the CPU it would be uint8 of shape {packed}"
-        )
-    expected = [-(-x.shape[1] // group), weight.shape[0], 2]
-    if list(scales.shape) != expected:
-        raise ctx.unsupported(node, f"its scales have shape {list(scales.shape)}, and the weight has {expected}")
-
-
-@lru_cache(maxsize=1)
-def panel_columns() -> int:
-    """Columns of a panel in the layout that ATen packs weights of four bits in here, see Note [Weights of four bits as
-    ATen packs them]; 0 for a layout that is not known."""
-    return panels_of_layout(_aten._convert_weight_to_int4pack_for_cpu.default)
-
-
-def panels_of_layout(pack: Callable[[torch.Tensor, int], torch.Tensor]) -> int:
-    """The same of any function that packs."""
-    columns, summed = 64, 4
-    column, step = torch.arange(columns)[:, None], torch.arange(summed)
-    numbers = (column * 7 + step * 3 + column // 16) % 16
-    packed = pack(numbers.int(), 2).flatten()
-    for panel in (64, 32):
-        halves = numbers.view(columns // panel, 2, panel // 2, summed).permute(0, 3, 1, 2)
-        if torch.equal(packed, (halves[:, :, 0] | halves[:, :, 1] << 4).flatten().to(torch.uint8)):
-            return panel
-    return 0
+    why = misfit(node) if node.target is INT4 else ""
+    if why:
+        raise ctx.unsupported(node, why)
 
 
 # -- four bits -------------------------------------------------------------------------------------------

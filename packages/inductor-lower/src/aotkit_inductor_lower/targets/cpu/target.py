@@ -33,6 +33,8 @@ from .tile_forms import FORMS
 
 __all__ = ["CpuTarget", "cpu_target", "target_of"]
 
+SLOW_ROWS = 24  # of bfloat16 times packed weights, from which ATen's products of floats take less time without AVX-512
+
 
 @dataclass(frozen=True, slots=True)
 class CpuTarget:
@@ -151,6 +153,14 @@ def cpu_target(processor: str = "host") -> CpuTarget:
     return target_of(processor_machine(processor), host_machine().cpu)
 
 
+def _float_packed(machine: Machine, processor: str) -> tuple[tuple[str, int], ...]:
+    """:attr:`~...target.Capabilities.float_packed`, see Note [Packed weights as floats]."""
+    if not machine.triple.startswith("x86_64"):
+        return ()
+    no_vectors = (("float32", FEW_ROWS + 1), ("float16", FEW_ROWS + 1))
+    return (*no_vectors, ("bfloat16", SLOW_ROWS)) if processor in SHORT_AMD else no_vectors
+
+
 def target_of(machine: Machine, processor: str) -> CpuTarget:
     """The target of any machine, also of one that this process can't run. ``processor`` as of :class:`CpuTarget`."""
     tiles = tuple(form.name for form in FORMS.values()) if machine.has("amx-bf16") else ()
@@ -162,5 +172,6 @@ def target_of(machine: Machine, processor: str) -> CpuTarget:
         contraction_forms=forms,
         tiles_products=bool(forms),
         float_bytes=FEW_ROWS + 1 if processor in SHORT_AMD else 0,  # which have no instructions for bytes
+        float_packed=() if tiles else _float_packed(machine, processor),
     )
     return CpuTarget(machine, processor, capabilities)
