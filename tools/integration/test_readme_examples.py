@@ -11,11 +11,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import pytest  # noqa: E402
+
 from tools.site_blocks import pages, program_of  # noqa: E402
 from tools.warm_python import COMPILER  # noqa: E402
 
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
+#: Their programs take several seconds, and do what other tests do as well: these are left to the nightly run.
+LONG = [ROOT / "docs" / "howto" / f"{name}.md" for name in ("generate", "hugging-face")]
 
 #: Each program in a process of its own, which has torch and others imported, what a compile imports of it, and nothing
 #: of ours.
@@ -47,9 +51,13 @@ def test_all_nine_readmes_are_found() -> None:
     assert len(READMES) == 9
 
 
-def test_the_examples_of_every_page_run(tmp_path: Path) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("long", [False, True])
+def test_the_examples_of_every_page_run(long: bool, tmp_path: Path) -> None:
     programs = []
     for page in pages():
+        if (page in LONG) != long:
+            continue
         program = program_of(page)
         assert program or page not in (*READMES, *HOWTOS), f"{page.relative_to(ROOT)} has no Python example"
         if not program:
@@ -58,7 +66,7 @@ def test_the_examples_of_every_page_run(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         programs.append(folder / "example.py")
         programs[-1].write_text(program, encoding="utf-8")
-    assert len(programs) >= len(READMES) + len(HOWTOS) + 4
+    assert long or len(programs) >= len(READMES) + len(HOWTOS) + 4 - len(LONG)
     of_torch = ",".join(name for name in COMPILER if name.startswith("torch."))
     command = [sys.executable, "-c", EACH_BY_ITSELF, of_torch, *map(str, programs)]
     # What torch keeps of an earlier run, it would find by the names and lines of the programs.

@@ -128,6 +128,7 @@ class Fork:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
+@pytest.mark.nightly("what it puts together is tested in parts")
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("forked", [True, False])

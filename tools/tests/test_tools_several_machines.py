@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tools.workspace import ROOT
 
 PAGE = ROOT / "docs" / "howto" / "distributed.md"
 PROGRAM = ROOT / "docs" / "howto" / "several_machines.py"
 
 
+@pytest.mark.nightly("two processes on one machine are tested by the session `integration`")
 def test_the_program_of_the_page_trains_with_two_processes_as_in_eager_mode(tmp_path: Path) -> None:
     assert "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint" in PAGE.read_text()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -236,6 +236,7 @@ print(json.dumps(compiled("small", 2)))
 """
 
 
+@pytest.mark.nightly("the kernels of both pipelines are compiled in another test, their rows made in a third")
 def test_stages_of_a_compile_for_a_device_that_is_not_there(tmp_path: Path) -> None:
     """Its kernels are compiled by workers that start on their own before the trace."""
     root, env = Path(__file__).resolve().parents[2], os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}

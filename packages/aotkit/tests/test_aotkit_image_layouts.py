@@ -159,6 +159,7 @@ def test_sizes_that_vary_get_the_layout_without_new_graphs() -> None:
             torch.testing.assert_close(other, value, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.nightly("test_aotkit_double_backward.py has second derivatives, this file first ones in these layouts")
 def test_second_derivatives_use_what_the_forward_saved_in_its_own_layout() -> None:
     torch.manual_seed(0)
     eager, x = Net(dropout=0.3), torch.randn(2, 3, 24, 26)

@@ -590,7 +590,7 @@ def test_layers_that_take_other_values_are_not_alike() -> None:
     assert all(len(group.layers) <= 6 for group in found)
 
 
-def test_hundreds_of_layers_are_found() -> None:
+def test_more_than_a_hundred_layers_are_found() -> None:
     x = torch.randn(5, 8)
-    (found,) = find_layers(graph_of(Stack(lambda: Gated(16), count=200), x), 6)
-    assert len(found.layers) >= 199
+    (found,) = find_layers(graph_of(Stack(lambda: Gated(16), count=110), x), 6)
+    assert len(found.layers) >= 109
