@@ -13,6 +13,7 @@ from .custom_backward import note_hook
 from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
+from .masked_writes import as_choice
 from .overlap import definitely_disjoint, repeats_memory
 from .random_writes import as_eager_draws, check_normal
 from .unfold import without_gaps
@@ -64,6 +65,9 @@ class RefuseWrongWrites(TorchFunctionMode):
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
         _refuse_expanded(target)
+        choice = as_choice(name, args, kwargs or {})
+        if choice is not None:
+            name, func, args, kwargs = "copy_", torch.Tensor.copy_, choice, {}
         if name == "addbmm_" and tuple(target.shape) != (args[1].shape[1], args[2].shape[2]):
             raise Unsupported(
                 f"addbmm_ adds to a tensor of sizes {tuple(target.shape)}, which is not the size of the result",
