@@ -137,6 +137,17 @@ def test_functions_of_a_float_equal_eager_for_every_value(name: str) -> None:
     assert_same(compiled, fn, x, 2)  # an integer where a float came before
 
 
+def test_a_zero_that_a_power_needs_to_know_keeps_its_sign_elsewhere() -> None:
+    def fn(x: torch.Tensor, y: float) -> torch.Tensor:
+        return torch.stack([x**y, x / y, x / -y, torch.full_like(x, y)])
+
+    compiled = Compiled(fn, dynamic=None)
+    x = torch.tensor([1.0, -2.0, 3.0])
+    for value in (2.0, 3.0, 0.0, -0.0):  # the last two of one compile
+        torch.testing.assert_close(compiled(x, value), fn(x, value))
+        assert compiled(x, value)[3].signbit().all() == (math.copysign(1, value) < 0)
+
+
 def test_a_float_goes_through_an_operator_that_no_kernel_knows() -> None:
     library = torch.library.Library("aotkit_floats_test", "FRAGMENT")
     library.define("scaled(Tensor x, float by) -> Tensor")

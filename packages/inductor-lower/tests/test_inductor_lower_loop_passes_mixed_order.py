@@ -98,6 +98,11 @@ def test_column_sums_are_made_in_the_kernel_of_the_rows(name):
         (lambda x: (x.softmax(-1), x.t().softmax(-1), x.sum(1)), (random(512, 512),), None),
         (lambda x: (x.softmax(-1), x.sum(0)), (random(64, 64),), None),  # little data
         (lambda x: (x.softmax(-1), x.flip(0).cumsum(0), x.flip(1).sum(0)), (random(512, 512),), "regular way"),
+        (
+            lambda g, x: ((g * x / x.amax(1, keepdim=True)).sum(0),),
+            (random(512, 512), random(512, 512)),
+            "known after the last pass",  # of the largest of a row, which its elements are divided by
+        ),
     ],
 )
 def test_what_gains_nothing_or_does_not_fit_stays_apart(f, args, reason):

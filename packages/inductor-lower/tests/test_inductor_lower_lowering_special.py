@@ -139,6 +139,14 @@ SPECIAL = {
 POLES = [0.0, -0.0, 1.0, 0.5, 2.0, 8.0, 1e-30, 1e30, 50.0, 800.0, float("inf"), float("-inf"), float("nan"), 1 - 1e-9]
 
 
+@pytest.mark.parametrize("name", ["modified_i1", "scaled_k0", "ndtri"])
+def test_a_function_that_eager_mode_has_no_halves_of_is_left_to_it(name):
+    x = torch.tensor([0.25, 0.5], dtype=torch.bfloat16)
+    graph = make_fx(lambda x: SPECIAL[name](x), tracing_mode="fake")(x)
+    with pytest.raises(NotImplementedError, match="not implemented for 'BFloat16'"):
+        compile_graph(graph)([x])
+
+
 def test_every_term_of_the_series_of_digamma_counts(check):
     x = torch.tensor([0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.5, 20.0], dtype=torch.float64)
     generated(check, torch.digamma, torch.cat([x, 1.5 - x]), tolerance=2e-14)

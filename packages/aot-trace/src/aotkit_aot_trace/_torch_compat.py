@@ -177,10 +177,20 @@ def symbols_of(sizes: Iterable[Any]) -> set[Any]:
 
 
 def known(value: Any) -> Any:
-    """The number that a symbolic one stands for, under a guard of Dynamo."""
+    """The number that a symbolic one stands for, under a guard of Dynamo.
+
+    0 is guarded by two comparisons: an equation would make 0 of the symbol wherever it is, also where -0.0 was passed,
+    which equals it."""
     if not isinstance(value, torch.SymFloat | torch.SymInt) or not value.node.has_hint():
         return value
+    if isinstance(value, torch.SymFloat) and value.node.hint == 0 and value <= 0 and value >= 0:
+        return 0.0
     return float(value) if isinstance(value, torch.SymFloat) else int(value)
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a value is the float 0, of either sign."""
+    return type(value) is float and value == 0
 
 
 def with_known_float(value: Any) -> Any:

@@ -143,6 +143,7 @@ class _Runner(torch.fx.Interpreter):
     Note [Floats that have to be known]
         A float of Dynamo stays a symbol where it is an argument of an operator. One that a size or a condition
         depends on, or that an operator's C++ code wants to look at, is known from there on: Dynamo gets a guard.
+        But 0 is known to that node only: the guard holds for -0.0, too, and by its sign others tell them apart.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
@@ -198,6 +199,13 @@ class _Runner(torch.fx.Interpreter):
     def _run_known(self, n: torch.fx.Node) -> Any:
         """Run the node; see Note [Floats that have to be known]."""
         numbers = [used for used in n.all_input_nodes if isinstance(self.env[used], torch.SymFloat | torch.SymInt)]
+        given = {used: self.env[used] for used in numbers if isinstance(self.env[used], torch.SymFloat)}
+        try:
+            return self._run_with_known(n, numbers)
+        finally:
+            self.env.update({used: number for used, number in given.items() if compat.is_zero(self.env[used])})
+
+    def _run_with_known(self, n: torch.fx.Node, numbers: list[torch.fx.Node]) -> Any:
         if numbers and getattr(n.target, "__name__", n.target) in _POWERS:
             # The derivative compares the exponent with 0, in C++.
             self.env.update({used: compat.known(self.env[used]) for used in numbers if used is not n.args[0]})

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
 from ..analysis.dependencies import memory_roots
 from ..analysis.nests import body_size, buffer_bytes, heavy_count, hint, numel
-from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..ir import Buffer, BufferKind, DType, Instr, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
 from ..ir.builder import NestBuilder
 from ..ir.walk import accesses, buffers_of, contains, ranges_within, reduces, step_reads, step_writes
 from ..ops.dtypes import dtype_from_torch_name
@@ -210,7 +210,11 @@ def _mixed(
         return chunks
     row_env = _composed(digit_env(match.rows), rows, chunks.shift)
     column_env = _composed(digit_env(match.columns), columns, chunks.shift)
-    illegal = _illegal(rows, columns, match, buffers)
+    stages = _stages(rows, match)
+    joined = max((k for k, (ranges, _) in enumerate(stages) if {r.symbol for r in ranges} == match.inner), default=None)
+    if joined is None:
+        return "the one has no pass over the columns of the other"
+    illegal = _illegal(rows, columns, match, joined, buffers)
     if illegal is not None:
         return illegal
     added = [
@@ -227,19 +231,11 @@ def _mixed(
     builder = NestBuilder(rows.name, (*chunks.parts, *chunks.rows), origin, known)
     names: dict[str, str] = {}
     column_names: dict[str, str] = {}
-    stages = [(expand_ranges(s.ranges, match.rows) if rows_has_ranges(rows) else (), s.body) for s in rows.stages]
-    if not rows_has_ranges(rows):  # elementwise: its other loops become those of its stages
-        walked = {r.symbol for r in match.outer}
-        inner = tuple(r for r in expand_ranges(rows.outer, match.rows) if r.symbol not in walked)
-        stages = [(inner, body) for _, body in stages]
-    joined = max((k for k, (ranges, _) in enumerate(stages) if {r.symbol for r in ranges} == match.inner), default=None)
     for position, (ranges, body) in enumerate(stages):
         builder.begin_stage(ranges)
         builder.copy(body, row_env, names)
         if position == joined:
             _add_shares(builder, parts, added, chunks.parts, columns, column_env, column_names)
-    if joined is None:
-        return "the one has no pass over the columns of the other"
     lines = tuple(Range(f"k_line{k}", loop.size) for k, loop in enumerate(chunks.parts))
     zeros, finish = _zeros(added, lines, columns, known), _finish(columns, parts, added, lines, known)
     return [zeros, builder.finish(), finish], added
@@ -347,7 +343,19 @@ def _composed(env: dict[Symbol, Expr], nest: LoopNest, shift: Mapping[Symbol, Ex
     return {s: env.get(s, to_expr(s)).substitute(shift) for s in symbols}
 
 
-def _illegal(rows: LoopNest, columns: LoopNest, match: _Match, buffers: Mapping[str, Buffer]) -> str | None:
+def _stages(rows: LoopNest, match: _Match) -> list[tuple[tuple[Range, ...], tuple[Instr, ...]]]:
+    """The loops and the body of each stage of the row nest; of an elementwise one its loops over the columns."""
+    if rows_has_ranges(rows):
+        return [(expand_ranges(stage.ranges, match.rows), stage.body) for stage in rows.stages]
+    walked = {r.symbol for r in match.outer}
+    inner = tuple(r for r in expand_ranges(rows.outer, match.rows) if r.symbol not in walked)
+    return [(inner, stage.body) for stage in rows.stages]
+
+
+def _illegal(
+    rows: LoopNest, columns: LoopNest, match: _Match, joined: int, buffers: Mapping[str, Buffer]
+) -> str | None:
+    """Why the columns' elements cannot be computed at the end of stage ``joined`` of the row nest, or ``None``."""
     row_kernel, column_kernel = Kernel.of(rows, buffers), Kernel.of(columns, buffers)
     row_env, column_env = digit_env(match.rows), digit_env(match.columns)
     for access in column_kernel.loads:
@@ -356,6 +364,8 @@ def _illegal(rows: LoopNest, columns: LoopNest, match: _Match, buffers: Mapping[
             continue
         if not store.plain or store.flat.substitute(row_env) != access.flat.substitute(column_env):
             return f"it reads other elements of {access.buffer} than the row in hand"
+        if store.stage > joined:
+            return f"{access.buffer} is known after the last pass over the columns only"
     if not column_kernel.stores.keys().isdisjoint((*rows.reads, *rows.writes)):
         return "the one uses the sums of the other"
     return None

@@ -263,8 +263,12 @@ def _digamma(d: _Doubles, x: Value) -> Value:
     return d.where(d.op("eq", x, 0.0), pole, d.where(negative, left, right))
 
 
-def _in_double(formula: Formula) -> Callable[..., View]:
+def _in_double(formula: Formula, halves: bool = True) -> Callable[..., View]:
+    """``halves``: whether eager has the function for float16 and bfloat16."""
+
     def rule(ctx: LoweringContext, node: Node, x: View) -> View:
+        if not halves and x.dtype in (torch.float16, torch.bfloat16):
+            raise Fallback(f"eager has no {node.target} of float16 and bfloat16")
         return ctx.pointwise(node, [x], lambda nest, v: formula(_Doubles(nest), v), DType.F64)
 
     return rule
@@ -286,7 +290,8 @@ _FORMULAS: dict[str, Formula] = {
     "digamma": _digamma,
 }
 for _name, _formula in _FORMULAS.items():
-    TABLE.add(getattr(aten, _name).default, _in_double(_formula))
+    _halves = "modified_bessel" not in _name and _name != "special_ndtri"
+    TABLE.add(getattr(aten, _name).default, _in_double(_formula, _halves))
 TABLE.add(prims.erfcx.default, _in_double(_erfcx))
 
 
