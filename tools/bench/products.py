@@ -5,6 +5,7 @@ python -m tools.bench.products --after gelu         with bias and gelu after eac
 python -m tools.bench.products --after gelu --residual    and a tensor that is added before gelu
 python -m tools.bench.products --packed             weights are constants, which are packed once
 python -m tools.bench.products --contractions auto  only those that the choice takes are ours: what the choice is worth
+python -m tools.bench.products --wide               linear layers to a vocabulary's words, forward
 python -m tools.bench.products --threads 2          wall time of two threads (else processor time of one)
 python -m tools.bench.products --dtype float16 --rounds 1    ATen takes seconds for some of these
 
@@ -37,6 +38,9 @@ LAYERS = (
     *((128, 768, 768), (512, 768, 768), (512, 768, 2304), (512, 768, 3072), (512, 3072, 768)),
     *((64, 512, 512), (256, 2048, 512), (1024, 1024, 1024), (1568, 384, 1536), (2048, 256, 512)),
 )
+#: The same of layers that compute the scores of a vocabulary's words.
+HEADS = tuple((rows, summed, 8192) for rows in (128, 512, 1024) for summed in (256, 512, 768))
+HEADS = (*HEADS, (512, 256, 16384), (512, 256, 32000), (512, 768, 30522))
 DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "x @ w.t()": lambda x, w: F.linear(x, w),
     "g @ w": lambda g, w: g @ w,
@@ -167,16 +171,18 @@ def main() -> int:
     parser.add_argument("--residual", action="store_true", help="a tensor is added before what comes after")
     parser.add_argument("--packed", action="store_true", help="weights are constants")
     parser.add_argument("--contractions", choices=("auto", "generated"), default="generated")
+    parser.add_argument("--wide", action="store_true", help="scores of vocabularies")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32")
     chosen = parser.parse_args()
     case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype), chosen.contractions)
-    directions = [name for name in DIRECTIONS if chosen.only in name and ("w" in name or not case.packed)]
+    only = "x @ w.t()" if chosen.wide else chosen.only
+    directions = [name for name in DIRECTIONS if only in name and ("w" in name or not case.packed)]
     clock = begin(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}; {case}\n")
     print("| rows, summed, columns | product | by | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
     print("|---|---|---|---:|---:|---:|---:|---:|---:|")
     found: list[Row] = []
-    for layer in LAYERS:
+    for layer in HEADS if chosen.wide else LAYERS:
         for direction in directions:
             row = measure(layer, direction, chosen.rounds, clock, case)
             found.append(row)
