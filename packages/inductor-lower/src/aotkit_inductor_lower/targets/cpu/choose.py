@@ -14,9 +14,9 @@ Note [Which products are ours]
     (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). So small ones and batches are ours,
     too, from :data:`WORTH_OF_PAIRS` multiplications on.
 
-    Products of float32 stay MKL's on AMD's processors without AVX-512, which computes most at the speed of ours, but for
-    wide ones whose factors both lie along the sum, as where a vocabulary's scores are computed: from :data:`WIDE` columns
-    on, and up to a thousand rows, ours take 0.74 to 1.0 of its time, and ATen writes a bias into the whole result before
+    Products of float32 stay MKL's on AMD's processors without AVX-512, where most take as long as ours. Wide ones whose
+    factors both lie along the sum, as the scores of a vocabulary's words do, are ours: from :data:`WIDE` columns on, of
+    up to a thousand rows, they take 0.74 to 1.0 of MKL's time, and ATen writes a bias into the whole result before
     (`python -m tools.bench.products --wide`, on Zen 3).
 
     A matrix that never changes is packed once (Note [Matrices in panels]): of such products no part is copying, so they

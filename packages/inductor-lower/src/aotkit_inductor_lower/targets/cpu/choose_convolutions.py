@@ -22,11 +22,11 @@ Note [Which convolutions are ours]
 
     On Zen 3, with 256-bit vectors, those along one dimension are ours in the same cases:
     1.2 to 19 times ATen's speed. Of images those of few taps, and their gradients by the image, with :data:`WIDE`
-    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.86 to 2.7 times, 1.4 in the mean
-    (`--only "depthwise 3x3"`, both layouts), but gradients by images of up to :data:`SMALL_IMAGE` places with
-    channels together, rows of :data:`LARGE_ROW` elements or more and a stride of 1 (0.6 to 0.9 times). Of the gradients by weights those of many taps: in rows of pixels, or with
-    channels together for up to :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums
-    of more.
+    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.76 to 2.7 times, 1.38 in the mean
+    (`--only "depthwise 3x3"`, both layouts). With a stride of 1 and channels together, gradients by images of up to
+    :data:`SMALL_IMAGE` places whose rows have :data:`LARGE_ROW` elements or more are not (0.6 to 0.9 times). Of the
+    gradients by weights those of many taps: in rows of pixels, or with channels together for up to
+    :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums of more.
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
