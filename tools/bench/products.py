@@ -5,6 +5,8 @@ python -m tools.bench.products --after gelu         with bias and gelu after eac
 python -m tools.bench.products --after gelu --residual    and a tensor that is added before gelu
 python -m tools.bench.products --packed             weights are constants, which are packed once
 python -m tools.bench.products --contractions auto  only those that the choice takes are ours: what the choice is worth
+python -m tools.bench.products --wide               linear layers to a vocabulary's words, forward
+python -m tools.bench.products --cold               each call has other factors, which come from memory, as in a step
 python -m tools.bench.products --threads 2          wall time of two threads (else processor time of one)
 python -m tools.bench.products --dtype float16 --rounds 1    ATen takes seconds for some of these
 
@@ -15,6 +17,7 @@ packing is within its time. Turns follow each other at once, and the median of t
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,10 @@ LAYERS = (
     *((128, 768, 768), (512, 768, 768), (512, 768, 2304), (512, 768, 3072), (512, 3072, 768)),
     *((64, 512, 512), (256, 2048, 512), (1024, 1024, 1024), (1568, 384, 1536), (2048, 256, 512)),
 )
+#: The same of layers that compute the scores of a vocabulary's words.
+HEADS = tuple((rows, summed, 8192) for rows in (128, 512, 1024) for summed in (256, 512, 768))
+HEADS = (*HEADS, (512, 256, 16384), (512, 256, 32000), (512, 768, 30522))
+IN_NO_CACHE = 80 << 20  # bytes
 DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "x @ w.t()": lambda x, w: F.linear(x, w),
     "g @ w": lambda g, w: g @ w,
@@ -47,13 +54,15 @@ DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @dataclass(frozen=True, slots=True)
 class Case:
     """What is measured of each product. ``after``: what is computed of it, with a bias before; ``residual``: a tensor
-    is added, too; ``packed``: the weight is a constant; ``contractions``: as of :class:`.LowerOptions`."""
+    is added, too; ``packed``: the weight is a constant; ``contractions``: as of :class:`.LowerOptions`; ``cold``: calls
+    take turns with so many factors that these are in no cache."""
 
     after: str = ""
     residual: bool = False
     packed: bool = False
     dtype: torch.dtype = torch.float32
     contractions: Literal["auto", "generated"] = "generated"
+    cold: bool = False
 
     def finish(self, total: torch.Tensor) -> torch.Tensor:
         """What is computed of the sum."""
@@ -64,6 +73,7 @@ class Case:
         chosen = "; those that the choice takes" * (self.contractions == "auto")
         return (
             f"{self.dtype}; after the product: {self.after or 'nothing'}{added}{'; packed once' * self.packed}{chosen}"
+            f"{'; factors from memory' * self.cold}"
         )
 
 
@@ -128,10 +138,19 @@ def measure(
         return case.finish(sum(args[3:], torch.addmm(args[2], *_factors(direction, args))))
 
     own, given = _compiled(program, args, case)
-    times = compared(eager, lambda: own(list(given)), rounds, clock)
+    if case.cold:
+        copies = itertools.cycle([[x.clone() for x in args[:2]] for _ in range(_count_in_memory(args))])
+        times = compared(lambda: product(*next(copies)), lambda: own([*next(copies), *given[2:]]), rounds, clock)
+    else:
+        times = compared(eager, lambda: own(list(given)), rounds, clock)
     true = program(*(x.double() for x in args))
     off = [float((got.double() - true).abs().max() / true.abs().max()) for got in (program(*args), own(list(given))[0])]
     return Row(layer, direction, *times, (off[0], off[1]), generated=not own.report().externs)
+
+
+def _count_in_memory(args: Sequence[torch.Tensor]) -> int:
+    """Copies of the factors that are together larger than caches of the last level."""
+    return max(3, -(-IN_NO_CACHE // sum(x.nbytes for x in args[:2])))
 
 
 def _compiled(
@@ -167,16 +186,22 @@ def main() -> int:
     parser.add_argument("--residual", action="store_true", help="a tensor is added before what comes after")
     parser.add_argument("--packed", action="store_true", help="weights are constants")
     parser.add_argument("--contractions", choices=("auto", "generated"), default="generated")
+    parser.add_argument("--cold", action="store_true", help="factors come from memory (of products with nothing after)")
+    parser.add_argument("--wide", action="store_true", help="scores of vocabularies")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32")
     chosen = parser.parse_args()
-    case = Case(chosen.after, chosen.residual, chosen.packed, getattr(torch, chosen.dtype), chosen.contractions)
-    directions = [name for name in DIRECTIONS if chosen.only in name and ("w" in name or not case.packed)]
+    if chosen.cold and (chosen.after or chosen.residual or chosen.packed):
+        parser.error("--cold is of products alone")
+    dtype = getattr(torch, chosen.dtype)
+    case = Case(chosen.after, chosen.residual, chosen.packed, dtype, chosen.contractions, chosen.cold)
+    only = "x @ w.t()" if chosen.wide else chosen.only
+    directions = [name for name in DIRECTIONS if only in name and ("w" in name or not case.packed)]
     clock = begin(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}; {case}\n")
     print("| rows, summed, columns | product | by | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
     print("|---|---|---|---:|---:|---:|---:|---:|---:|")
     found: list[Row] = []
-    for layer in LAYERS:
+    for layer in HEADS if chosen.wide else LAYERS:
         for direction in directions:
             row = measure(layer, direction, chosen.rounds, clock, case)
             found.append(row)

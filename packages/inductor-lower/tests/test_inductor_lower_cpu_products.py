@@ -315,6 +315,31 @@ def test_bfloat16_is_ours_where_aten_has_no_vectors_for_it(
         assert choose_form(found, buffers_of(lowered), LowerOptions(), machine, processor).form == form
 
 
+@pytest.mark.parametrize(
+    ("size", "along", "processor", "bits", "form"),
+    [
+        ((96, 8192, 128), True, "znver3", 256, "fma"),
+        ((1024, 8192, 768), True, "znver3", 256, "fma"),
+        ((96, 8192, 128), False, "znver3", 256, "aten"),
+        ((95, 8192, 128), True, "znver3", 256, "aten"),
+        ((1025, 8192, 128), True, "znver3", 256, "aten"),
+        ((96, 8191, 128), True, "znver3", 256, "aten"),
+        ((96, 8192, 769), True, "znver3", 256, "aten"),
+        ((96, 8192, 128), True, "znver3", 128, "aten"),
+        ((96, 8192, 128), True, "haswell", 256, "aten"),
+    ],
+    ids=str,
+)
+def test_wide_products_of_float32_are_ours_on_amd_without_wide_vectors(
+    size: tuple[int, int, int], along: bool, processor: str, bits: int, form: str
+) -> None:
+    rows, columns, summed = size
+    x, w = torch.empty(rows, summed), torch.empty(*((columns, summed) if along else (summed, columns)))
+    lowered = lower_graph(make_fx(lambda x, w: x @ (w.t() if along else w), tracing_mode="fake")(x, w))
+    (found,) = contractions(lowered)
+    assert choose_form(found, buffers_of(lowered), LowerOptions(), generic_machine(bits), processor).form == form
+
+
 @pytest.mark.parametrize("size", [(49, 70, 33), (23, 130, 257)], ids=str)
 def test_how_wide_strips_of_short_vectors_are_changes_no_bit(
     size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch

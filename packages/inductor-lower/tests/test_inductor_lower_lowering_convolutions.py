@@ -395,7 +395,14 @@ def test_depthwise_convolutions_are_kernels_on_amds_processors_with_short_vector
     many, large = depthwise(taps=7), replace(depthwise(taps=7), image=(1, 32, 17, 16))
     line = Case((2, 24, 40), (24, 1, 4), (1,), (3,), (1,), groups=24)
     narrow = replace(depthwise(taps=7), dtype=torch.bfloat16)
+    deep = replace(depthwise(channels=512), image=(1, 512, 3, 14))
     for case, backward, target, left in (
+        (deep, False, V3, []),
+        (deep, True, V3, [True, True, True]),
+        (deep, True, V4, []),
+        (replace(deep, image=(1, 512, 3, 13)), True, V3, [False, True, True]),
+        (replace(deep, image=(1, 512, 19, 14)), True, V3, [False, True, True]),
+        (replace(deep, dtype=torch.bfloat16), True, V3, []),
         (wide, False, V3, []),
         (wide, True, V3, [False, True, True]),
         (depthwise(channels=16), False, V3, [True]),

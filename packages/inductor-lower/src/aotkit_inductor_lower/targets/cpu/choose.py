@@ -14,6 +14,11 @@ Note [Which products are ours]
     (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). So small ones and batches are ours,
     too, from :data:`WORTH_OF_PAIRS` multiplications on.
 
+    Products of float32 stay MKL's on AMD's processors without AVX-512, where most take as long as ours. Wide ones whose
+    factors both lie along the sum, as the scores of a vocabulary's words do, are ours: from :data:`WIDE` columns on, of
+    up to a thousand rows, they take 0.74 to 1.0 of MKL's time, and ATen writes a bias into the whole result before
+    (`python -m tools.bench.products --wide`, on Zen 3).
+
     A matrix that never changes is packed once (Note [Matrices in panels]): of such products no part is copying, so they
     pay for fewer rows, also where their number is known at run time only, and those of bfloat16 whichever way the
     matrix lies.
@@ -45,6 +50,8 @@ SHORT = (24, 48, 32)  # rows, columns, summed: less is not ours without being as
 SHORT_OF_PACKED = (9, 65, 32)
 UNKNOWN_ROWS = 64  # what rows count as whose number is known at run time only
 WORTH = 1 << 21
+WIDE = 8192  # columns of float32, see Note [Which products are ours]
+ROWS_OF_WIDE, STEPS_OF_WIDE = (96, 1024), (128, 768)  # for which that was measured
 WORTH_OF_PAIRS = 1 << 15  # of bfloat16 where ATen has no vectors for it
 LONG = 1024  # numbers that are summed: of more a panel of rows and one of columns do not fit the second-level cache
 
@@ -79,7 +86,7 @@ def choose_form(
         large = _count(contraction, [size or UNKNOWN_ROWS for size in sizes]) >= WORTH_OF_PAIRS
         return Choice("fma", _FASTER + processor) if large else Choice("aten", "the product is small")
     faster = lacks_float16(machine) if halves else processor in AMD and machine.vector_bits == 512
-    if not faster:
+    if not (faster or _is_wide(contraction, buffers, sizes, machine, processor)):
         return Choice("aten", f"ATen's products are as fast on {processor}")
     if packed and sizes[0] is None and None not in sizes[1:]:
         sizes[0], known = UNKNOWN_ROWS, [UNKNOWN_ROWS, *known]
@@ -102,6 +109,25 @@ def is_constant(factor: Operand, buffers: Mapping[str, Buffer]) -> bool:
 def _lacks_bfloat16(machine: Machine, processor: str) -> bool:
     """Whether ATen has no vectors for products of bfloat16 on a processor, and ours have."""
     return processor in SHORT_AMD and machine.vector_bits >= 256 and machine.has("fma")
+
+
+def _is_wide(
+    contraction: Contraction,
+    buffers: Mapping[str, Buffer],
+    sizes: list[int | None],
+    machine: Machine,
+    processor: str,
+) -> bool:
+    """Whether a product of float32 has so many columns that MKL takes longer on processors with vectors of 256 bits."""
+    rows, columns, summed = (size or 0 for size in sizes)
+    if processor not in SHORT_AMD or machine.vector_bits != 256 or contraction.batch:
+        return False
+    measured = zip((rows, summed), (ROWS_OF_WIDE, STEPS_OF_WIDE), strict=True)
+    if columns < WIDE or not all(least <= size <= most for size, (least, most) in measured):
+        return False
+    factors = contraction.left, contraction.right
+    plain = all(factor.dtype is DType.F32 and len(factor.body) == 1 for factor in factors)
+    return plain and all(lies_along(contraction.reduced, factor, buffers) for factor in factors)
 
 
 def _multiplies_pairs(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine, packed: bool) -> bool:

@@ -22,10 +22,11 @@ Note [Which convolutions are ours]
 
     On Zen 3, with 256-bit vectors, those along one dimension are ours in the same cases:
     1.2 to 19 times ATen's speed. Of images those of few taps, and their gradients by the image, with :data:`WIDE`
-    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.73 to 2.7 times, 1.38 in the mean
-    (`--only "depthwise 3x3"`, both layouts). Of the gradients by weights those of many taps: in rows of pixels, or with
-    channels together for up to :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums
-    of more.
+    channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.76 to 2.7 times, 1.38 in the mean
+    (`--only "depthwise 3x3"`, both layouts). With a stride of 1 and channels together, gradients by images of up to
+    :data:`SMALL_IMAGE` places whose rows have :data:`LARGE_ROW` elements or more are not (0.6 to 0.9 times). Of the
+    gradients by weights those of many taps: in rows of pixels, or with channels together for up to
+    :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums of more.
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
@@ -75,6 +76,7 @@ FEW_IN_LINE = 6
 WIDE = 32  # channels from which 256-bit vectors pay
 LONG_ROW = 14  # pixels from which they do
 SMALL_IMAGE = 256  # places
+LARGE_ROW = 7168  # elements of all channels: rows that a result reads don't fit the first-level cache
 
 
 def choose_convolution(
@@ -102,7 +104,7 @@ def choose_convolution(
     if line:
         why = _slower_in_line(parts, call, buffers, processor)
     else:
-        why = _slower(parts, buffers, processor)
+        why = _slower(parts, call, buffers, processor)
     return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
 
 
@@ -176,7 +178,7 @@ def _slower_in_line(
     return "" if step else "along one dimension, of many taps or on a processor on which it was not measured"
 
 
-def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], processor: str) -> str:
+def _slower(parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], processor: str) -> str:
     """Why ATen is as fast or faster for a depthwise convolution of images; ``""`` if it is not."""
     first = parts[0]
     narrow = first.left.dtype is DType.BF16
@@ -197,6 +199,9 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], process
         few = side < WIDE if together else side < LONG_ROW * math.isqrt(len(parts))  # a part has every other pixel
         if narrow or by_weights or few:
             return _slower_in_short_vectors(images, taps, narrow, by_weights)
+        row = side * (images.sizes[-1].constant or 0)
+        if together and row >= LARGE_ROW and _is_small(images) and call.target != CONVOLUTION and len(parts) == 1:
+            return "many channels of a small image, which oneDNN takes in parts"
     if by_weights:
         taken = together or taps >= MANY_TAPS
         return "" if taken else "sums over pixels of a row, a few at a time"
@@ -220,8 +225,12 @@ def _slower_in_short_vectors(images: Buffer, taps: int, narrow: bool, by_weights
         return "" if taken else "sums over many taps or pixels of a row"
     if not by_weights:
         return "few channels or pixels lie together for vectors of 256 bits"
-    small = (product(images.sizes[2:]).constant or 0) <= SMALL_IMAGE
-    return "" if taps >= MANY_TAPS and (small or not together) else "sums over many places in few registers"
+    return "" if taps >= MANY_TAPS and (_is_small(images) or not together) else "sums over many places in few registers"
+
+
+def _is_small(images: Buffer) -> bool:
+    """Whether images have few places."""
+    return (product(images.sizes[2:]).constant or 0) <= SMALL_IMAGE
 
 
 def _varies(parts: Sequence[Contraction], buffers: Mapping[str, Buffer]) -> bool:
