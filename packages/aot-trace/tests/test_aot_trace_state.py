@@ -27,6 +27,9 @@ def ambient():
         torch._C._dispatch_tls_local_exclude_set(),
         torch.get_rng_state().tolist(),
         type(torch.ones(1) + 1),
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        torch._C._is_fwd_grad_enabled(),
     )
 
 
@@ -55,11 +58,26 @@ def fails_in_an_autocast_region(x):
     raise Planted
 
 
+def fails_in_a_transform(x):
+    """As graphs of Dynamo enter it: by calls, and not by context managers."""
+    torch._C._autograd._saved_tensors_hooks_disable("not here")
+    torch._C._functorch._grad_increment_nesting()
+    torch._C._functorch._jvp_increment_nesting()
+    torch._C._set_fwd_grad_enabled(False)
+    torch._C._enter_dual_level()
+    raise Planted
+
+
 @pytest.mark.covers("F2.8")
 @pytest.mark.parametrize(
     "fn",
-    [fails_in_the_forward, lambda x: [FailsInBackward.apply(x)], fails_in_an_autocast_region],
-    ids=["forward", "backward", "autocast"],
+    [
+        fails_in_the_forward,
+        lambda x: [FailsInBackward.apply(x)],
+        fails_in_an_autocast_region,
+        fails_in_a_transform,
+    ],
+    ids=["forward", "backward", "autocast", "transform"],
 )
 def test_a_capture_that_fails_leaves_everything_as_it_was(layer, fn):
     x = torch.ones(3, requires_grad=True)
@@ -67,6 +85,7 @@ def test_a_capture_that_fails_leaves_everything_as_it_was(layer, fn):
     with pytest.raises(Planted):
         capture(fn, [x], options=TraceOptions(layer=layer))
     assert ambient() == before
+    assert torch._C._exit_dual_level(level=torch._C._enter_dual_level()) is None  # there is one, and it is free
     assert capture(lambda x: [x * 2], [x], options=TraceOptions(layer=layer)).metadata.is_training
 
 

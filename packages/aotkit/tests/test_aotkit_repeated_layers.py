@@ -302,6 +302,29 @@ def test_under_autocast(inside: bool) -> None:
     torch.testing.assert_close(ours, outcome(cast, model, x), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("way", ["grad", "jvp", "vmap of grad", "inference"])
+def test_layers_within_a_transform_are_no_calls(way: str) -> None:
+    """A call can't take the values that a transform wraps."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(COUNT))).requires_grad_(False)
+
+    def loss(x: Tensor) -> Tensor:
+        return model(x).sin().sum()
+
+    def within(x: Tensor) -> Any:
+        if way == "inference":
+            with torch.inference_mode():
+                return model(x)
+        if way == "jvp":
+            return torch.func.jvp(model, (x,), (torch.ones_like(x),))
+        return torch.func.grad(loss)(x) if way == "grad" else torch.func.vmap(torch.func.grad(loss))(x)
+
+    x = torch.randn(3, 4)
+    run, recorder = compiled(within)
+    torch.testing.assert_close(run(x), within(x))
+    assert not counts(recorder)
+
+
 def test_sizes_known_at_run_time() -> None:
     torch.manual_seed(0)
     model = Stack(lambda: Block(16))

@@ -54,16 +54,68 @@ class AutocastState:
                 torch.autocast_increment_nesting()
 
 
+@dataclass(frozen=True, slots=True)
+class TransformState:
+    """What the transforms of ``torch.func`` change for what runs inside of them.
+
+    A graph of Dynamo enters and leaves them by calls of their own, so that one which fails in between leaves none.
+    """
+
+    depth: int
+    in_place: bool
+    hooks_refused: str | None
+    forward_mode: bool
+    dual: bool
+
+    @staticmethod
+    def now() -> TransformState:
+        """The state of this thread."""
+        return TransformState(
+            torch._C._functorch.get_dynamic_layer_stack_depth(),
+            torch._C._functorch.get_inplace_requires_grad_allowed(),
+            torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
+            torch._C._is_fwd_grad_enabled(),
+            _is_dual(),
+        )
+
+    def restore(self) -> None:
+        """Make it the state of this thread again."""
+        now = TransformState.now()
+        if now == self:
+            return
+        if now.dual and not self.dual:
+            torch._C._exit_dual_level(level=0)
+        if now.depth > self.depth:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.depth)
+        torch._C._functorch.set_inplace_requires_grad_allowed(self.in_place)
+        torch._C._set_fwd_grad_enabled(self.forward_mode)
+        if self.hooks_refused is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(self.hooks_refused, False)
+
+
+def _is_dual() -> bool:
+    """Whether the one level of forward mode that torch has is entered."""
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False
+
+
 @contextmanager
 def preserved_state() -> Iterator[None]:
-    """Restore random state, grad mode and autocast, whatever happens inside."""
+    """Restore random state, grad mode, autocast and transforms, whatever happens inside."""
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     grad_mode = torch.is_grad_enabled()
-    autocast = AutocastState.now()
+    autocast, transforms = AutocastState.now(), TransformState.now()
     try:
         yield
     finally:
+        transforms.restore()
         torch._C._set_grad_enabled(grad_mode)
         autocast.restore()
         torch.set_rng_state(cpu_rng)

@@ -25,6 +25,10 @@ _LAYERS_APART = 4  # a node may occur so often in a layer, if none occurs once
 _HEAVY = frozenset({"linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "embedding", "conv1d", "conv2d"})
 _ATTENTION = "scaled_dot_product_attention"
 _HEAVY |= {"conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", _ATTENTION}
+# Autocast and inference mode, and the levels of torch.func, in which values are wrapped.
+_MODES, _LEVELS = ("autocast", "inference_mode", "dual_level"), ("grad", "jvp", "vmap", "func")
+_ENTERS = {*(f"_enter_{mode}" for mode in _MODES), *(f"_{level}_increment_nesting" for level in _LEVELS)}
+_EXITS = {*(f"_exit_{mode}" for mode in _MODES), *(f"_{level}_decrement_nesting" for level in _LEVELS)}
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "expand", "squeeze", "unsqueeze", "getitem", "chunk"})
 _VIEWS |= {"split", "to", "t", "flatten"}
 
@@ -200,12 +204,12 @@ def _best_cut(nodes: Sequence[Node], positions: Mapping[Node, int], first: int, 
 
 
 def _within_modes(nodes: Sequence[Node]) -> list[bool]:
-    """Per node whether gradients are off, or autocast was entered, when it runs, since the first node."""
+    """Per node whether gradients are off, or a mode or a transform was entered, when it runs, since the first node."""
     depth, silent, found = 0, False, []
     for node in nodes:
         found.append(depth > 0 or silent)
         name = _name(node)
-        depth += (name == "_enter_autocast") - (name == "_exit_autocast")
+        depth += (name in _ENTERS) - (name in _EXITS)
         silent = not node.args[0] if name == "_set_grad_enabled" else silent
     return found
 
