@@ -208,3 +208,106 @@ def test_a_parameter_of_two_names_is_one_and_gets_both_gradients(tmp_path: Path)
     weights = {"head.weight": model.head.weight.detach().clone()}
     alone = aotkit.saved.load_step(tmp_path / "step").use_weights(weights)
     assert torch.equal(alone(x), step(x))
+
+
+def _eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor:
+    optimizer.zero_grad()
+    found: torch.Tensor = loss(model, *batch(number))[0]
+    found.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return found.detach()
+
+
+def _load_another_state(optimizer: torch.optim.Optimizer) -> None:
+    state = copy.deepcopy(optimizer.state_dict())
+    for kept in state["state"].values():
+        kept["exp_avg"] = kept["exp_avg"] * 3 + 0.1
+    optimizer.load_state_dict(state)
+
+
+def test_a_state_that_is_loaded_or_cleared_is_the_one_that_is_used() -> None:
+    model, eager = make(), make()
+    optimizer, theirs = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](eager.parameters())
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch())
+    for number, change in enumerate((_load_another_state, lambda o: o.state.clear(), lambda o: None)):
+        torch.testing.assert_close(step(*batch(number))[0], _eager_step(eager, theirs, number))
+        change(optimizer), change(theirs)
+    torch.testing.assert_close(step(*batch(4))[0], _eager_step(eager, theirs, 4))
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(optimizer.state_dict()["state"], theirs.state_dict()["state"], rtol=1e-6, atol=1e-9)
+
+
+def test_a_parameter_that_has_no_state_yet_begins_with_zeros() -> None:
+    pairs = []
+    for _ in range(2):
+        model = make()
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        model.wide.requires_grad_(False)
+        _eager_step(model, optimizer, 0)
+        model.wide.requires_grad_(True)
+        pairs.append((model, optimizer))
+    (model, optimizer), (eager, theirs) = pairs
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch())
+    for number in range(3):
+        torch.testing.assert_close(step(*batch(number))[0], _eager_step(eager, theirs, number))
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-6, atol=1e-9)
+
+
+def test_a_state_that_does_not_begin_with_zeros_is_asked_for() -> None:
+    model, fresh = make(), make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    _eager_step(model, optimizer, 0)
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch())
+    with pytest.raises(aotkit.GuardError, match="before its first step is not known"):
+        step.bind(fresh, torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9, dampening=0.5))
+    with pytest.raises(aotkit.GuardError, match="before its first step is not known"):
+        step.bind(fresh)
+    half = make()
+    optimizer = torch.optim.NAdam(half.parameters())
+    half.wide.requires_grad_(False)
+    _eager_step(half, optimizer, 0)
+    half.wide.requires_grad_(True)
+    with pytest.raises(aotkit.CompileError, match="makes the state exp_avg"):
+        aotkit.saved.compile_step(half, optimizer, loss, batch())
+
+
+def test_what_a_step_would_leave_out_is_refused() -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch())
+
+    def refuses(why: str) -> None:
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(aotkit.GuardError, match=why):
+            step(*batch())
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+    weight = model.wide.weight
+    weight.requires_grad_(False)
+    refuses("does not require grad")
+    weight.requires_grad_(True)
+    for hook in (
+        weight.register_hook(torch.zeros_like),
+        weight.register_post_accumulate_grad_hook(lambda parameter: None),
+        optimizer.register_step_post_hook(lambda *_: None),
+        model.bn.register_forward_hook(lambda module, given, result: result * 2),
+    ):
+        refuses("hooks")
+        with pytest.raises((aotkit.CompileError, aotkit.GuardError), match="hooks"):
+            step.bind(model, optimizer)
+        hook.remove()
+    hook = weight.register_hook(torch.zeros_like)
+    with pytest.raises(aotkit.CompileError, match="hooks for its gradient"):
+        aotkit.saved.compile_step(model, optimizer, loss, batch())
+    hook.remove()
+    model.bn.momentum = 0.5
+    refuses("the module bn has another momentum")
+    model.bn.momentum = 0.1
+    model.wide.weight = nn.Parameter(weight.detach().clone())
+    refuses("other parameters")
+    model.wide.weight = weight
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    refuses("other parameters")
+    optimizer.param_groups.pop()
+    step(*batch())

@@ -17,7 +17,8 @@ from aotkit_inductor_lower.runtime import BindError
 from aotkit_runtime_wrappers import AliasingChangedError, WrapperError
 
 from ..artifact.custom_ops import check_operators
-from ..artifact.graph_inputs import InputCheck, InputContract
+from ..artifact.graph_inputs import GraphInput, InputCheck, InputContract
+from ..artifact.module_settings import ModuleSettings
 from ..artifact.package_file import read_weights, write_block
 from ..artifact.records import Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
@@ -28,9 +29,9 @@ from .bind import bind
 from .package import check_environment
 from .process import collections_put_off
 
-__all__ = ["FORMAT", "StateSlot", "TrainingStep", "load_step"]
+__all__ = ["FORMAT", "StateSlot", "TrainingStep", "load_step", "why_not_trained"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class TrainingStep:
         self._slots = [StateSlot(*row) for row in described["slots"]]
         self._check_inputs = InputCheck(InputContract.from_json(described["contract"]))
         self._run = bind(artifact, name="step")
+        self._settings = ModuleSettings(described["settings"])
         self._model: nn.Module | None = None
         self._optimizer: Any = None
         self._groups = [{row[0]: row[1] for row in group["dict"]} for group in described["groups"]]
@@ -70,7 +72,8 @@ class TrainingStep:
         """Let calls use the parameters and buffers of ``model``, and the state and learning rates of ``optimizer``.
 
         Without an optimizer the state begins with zeros and is kept in :attr:`state`. Returns the step itself. Raises
-        :class:`GuardError` for a model or an optimizer that the step was not compiled for.
+        :class:`GuardError` for a model or an optimizer that the step was not compiled for, and where there is no state
+        to begin with: that of an optimizer which does not begin with zeros.
         """
         found, places = _tensors_of(model), self._described["places"]
         names = self._described["weights"]
@@ -78,8 +81,7 @@ class TrainingStep:
         odd = odd or [name for name, place in places.items() if found[name] is not found[names[place]]]
         if odd:
             raise GuardError(f"the model is not such a one as the step was compiled for: {', '.join(odd[:8])}")
-        if [module.training for module in model.modules()] != self._described["training"]:
-            raise GuardError("the model, or a part of it, is in another training mode than when the step was compiled")
+        self._settings.check(model)
         self._model = model
         self._use({name: found[name] for name in names}, optimizer, state)
         return self
@@ -102,25 +104,41 @@ class TrainingStep:
         return self
 
     def _use(self, weights: dict[str, torch.Tensor], optimizer: Any, state: Sequence[torch.Tensor] | None) -> None:
-        names = self._described["weights"]
         if optimizer is not None:
             self._check_optimizer(optimizer, weights)
+        self.state = self._find_state(weights, optimizer, state)
+        self.weights, self._optimizer = weights, optimizer
+        if optimizer is not None:
+            self.learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def _find_state(
+        self, weights: Mapping[str, torch.Tensor], optimizer: Any, state: Sequence[torch.Tensor] | None
+    ) -> dict[tuple[str, str], torch.Tensor]:
+        """The tensors of the state: the optimizer's own, where it has them; else ``state``; else zeros, which it gets.
+
+        Raises :class:`GuardError` where there is none, and zeros are not what the optimizer begins with.
+        """
+        names = self._described["weights"]
         inputs = self._check_inputs.contract.inputs[len(names) :]
         kept: dict[tuple[str, str], torch.Tensor] = {}
         for number, (slot, wanted) in enumerate(zip(self._slots, inputs, strict=False)):
             name = names[slot.weight]
             held = None if optimizer is None else optimizer.state.get(weights[name], {}).get(slot.key)
             if held is None:
-                kind: torch.dtype = getattr(torch, wanted.dtype.removeprefix("torch."))
-                held = torch.zeros(0) if state is None else state[number]
-                if state is None:
-                    held = torch.empty_strided(wanted.shape, wanted.stride, dtype=kind, device=wanted.device).zero_()
+                held = self._first_state(wanted) if state is None else state[number]
                 if optimizer is not None:
                     optimizer.state[weights[name]][slot.key] = held
             kept[name, slot.key] = held
-        self.weights, self.state, self._optimizer = weights, kept, optimizer
-        if optimizer is not None:
-            self.learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        return kept
+
+    def _first_state(self, wanted: GraphInput) -> torch.Tensor:
+        if not self._described["begins_with_zeros"]:
+            raise GuardError(
+                f"{wanted.name} is not there, and the state of {self._described['optimizer']} before its first step is "
+                "not known; take a step with the optimizer first, or load its state"
+            )
+        kind: torch.dtype = getattr(torch, wanted.dtype.removeprefix("torch."))
+        return torch.empty_strided(wanted.shape, wanted.stride, dtype=kind, device=wanted.device).zero_()
 
     def _check_optimizer(self, optimizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
         if type(optimizer).__qualname__ != self._described["optimizer"]:
@@ -129,7 +147,16 @@ class TrainingStep:
         places = {id(value): index for index, value in enumerate(weights.values())}
         members = [[places.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
         if members != self._described["members"]:
-            raise GuardError("the optimizer's groups have other parameters than when the step was compiled")
+            raise GuardError(
+                "the optimizer's groups have other parameters than when the step was compiled, or the model has"
+            )
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise GuardError("the optimizer has hooks of its step, which a compiled step does not call")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                reason = why_not_trained(parameter)
+                if reason is not None:
+                    raise GuardError(f"a parameter of the optimizer {reason}")
         self._check_groups(optimizer)
 
     def _check_groups(self, optimizer: Any) -> None:
@@ -165,14 +192,14 @@ class TrainingStep:
             flatten_like(self._described["inputs"], [list(args), kwargs], leaves)
         except TypeError as error:
             raise GuardError(str(error).replace("the package", "the step")) from None
-        if self._optimizer is not None:
-            self._check_groups(self._optimizer)
-            self.learning_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         if self._model is not None:
-            if [module.training for module in self._model.modules()] != self._described["training"]:
-                raise GuardError("the model is in another training mode than when the step was compiled")
+            self._settings.check(self._model)
             held = _tensors_of(self._model)
             self.weights = {name: held[name] for name in self._described["weights"]}
+        if self._optimizer is not None:  # whose state may be another one, loaded or cleared
+            self._check_optimizer(self._optimizer, self.weights)
+            self.state = self._find_state(self.weights, self._optimizer, None)
+            self.learning_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         rates = [torch.tensor(rate, dtype=torch.float64) for rate in self.learning_rates]
         return [*(w.detach() for w in self.weights.values()), *self.state.values(), *rates, *leaves]
 
@@ -220,6 +247,14 @@ def load_step(path: str | os.PathLike[str], *, signing_key: bytes | str | None =
         return TrainingStep(Artifact.from_sections(entry.sections, entry.meta["artifact"]), described)  # type: ignore[arg-type]
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"{os.fspath(path)} can't be loaded: {error}") from error
+
+
+def why_not_trained(parameter: torch.Tensor) -> str | None:
+    """Why a compiled step can't train a parameter, which it differentiates and updates without autograd's own ways."""
+    if not parameter.requires_grad:
+        return "does not require grad"
+    hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return "has hooks for its gradient, which a compiled step does not call" if hooks else None
 
 
 def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:

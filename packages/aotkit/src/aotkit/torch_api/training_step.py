@@ -27,6 +27,7 @@ from aotkit_functionalize import Unsupported
 
 from ..artifact.custom_ops import operators_of
 from ..artifact.graph_inputs import GraphInput, InputContract
+from ..artifact.module_settings import settings_of
 from ..artifact.structure import describe_structure
 from ..artifact.torch_state import state_of_call
 from ..artifact.values import NoForm, value_to_json
@@ -36,7 +37,7 @@ from ..driver.context import CompileContext
 from ..driver.package import environment_of_package
 from ..driver.process import deep_recursion
 from ..driver.refusals import REFUSALS
-from ..driver.saved_step import FORMAT, StateSlot, TrainingStep
+from ..driver.saved_step import FORMAT, StateSlot, TrainingStep, why_not_trained
 from ..driver.specializations import example_fakes, next_name
 from ..driver.stages import own_stages
 from ..environment import read_environment
@@ -109,7 +110,8 @@ def compile_step(
         "groups": groups,
         "inputs": structure,
         "outputs": function.structure,
-        "training": [module.training for module in model.modules()],
+        "settings": settings_of(model),
+        "begins_with_zeros": _begins_with_zeros(optimizer),
         "state": value_to_json(state_of_call()),
         "contract": InputContract(list(map(_described, source.labels(leaves), flat))).to_json(),
         "operators": function.operators,
@@ -151,8 +153,9 @@ class _Source:
             for parameter in group["params"]:
                 if id(parameter) not in indices:
                     raise CompileError("the optimizer has a parameter that is none of the model's")
-                if not parameter.requires_grad:
-                    raise CompileError("the optimizer has a parameter that does not require grad")
+                reason = why_not_trained(parameter)
+                if reason is not None:
+                    raise CompileError(f"the optimizer has a parameter that {reason}")
         state = _state_of(optimizer)
         slots, values = [], []
         for group in optimizer.param_groups:
@@ -181,30 +184,40 @@ class _Source:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """The optimizer's state, or, before its first step, zeros of the form that a step gives it."""
-    empty = not any(optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"])
-    if not empty:
+    """The optimizer's state; of parameters that it has not updated yet, zeros of the form that a step gives it."""
+    new = [p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)]
+    if not new:
         return optimizer.state
-    plain = type(optimizer).__name__ in _ZERO_STATE and type(optimizer).__module__.startswith("torch.optim")
-    damped = any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
-    if not plain or damped:
+    if not _begins_with_zeros(optimizer):
+        if any(optimizer.state.values()):
+            return optimizer.state
         raise CompileError(
             f"the state of {type(optimizer).__name__} before its first step is not known; take one step with it first"
         )
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
     groups = []
     for group in optimizer.param_groups:
-        copies = [torch.zeros_like(p, requires_grad=True) for p in group["params"]]
-        stand_ins.update(zip(group["params"], copies, strict=True))
+        missing = [p for p in group["params"] if not optimizer.state.get(p)]
+        copies = [torch.zeros_like(p, requires_grad=True) for p in missing]
+        stand_ins.update(zip(missing, copies, strict=True))
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
         groups.append({**group, "params": copies})
     shadow = _shadow(optimizer, groups, defaultdict(dict))
     _update_of(shadow)
-    return {
+    first = {
         parameter: {key: torch.zeros_like(value) for key, value in shadow.state[copy].items() if value is not None}
         for parameter, copy in stand_ins.items()
     }
+    return {**optimizer.state, **first}
+
+
+def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its first step is the one that it takes with a state of zeros."""
+    for group in optimizer.param_groups:
+        if (group.get("momentum") and group.get("dampening")) or group.get("initial_accumulator_value"):
+            return False
+    return type(optimizer).__name__ in _ZERO_STATE and type(optimizer).__module__.startswith("torch.optim")
 
 
 def _shadow(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> torch.optim.Optimizer:
@@ -276,6 +289,14 @@ class _Function:
             groups.append({**group, "params": members, "lr": rate})
         with _NumbersAsTensors():
             _update_of(_shadow(source.optimizer, groups, kept))
+        known = {(weights[slot.weight], slot.key) for slot in source.slots}
+        for weight, held in kept.items():
+            made = [key for key, value in held.items() if value is not None and (weight, key) not in known]
+            if made:
+                raise CompileError(
+                    f"the optimizer makes the state {', '.join(sorted(made))} of a parameter in this step, which the "
+                    "others have already; take a step with it first in which all parameters have gradients"
+                )
         for value, used in exact:
             value.copy_(used)
         for index in found:
