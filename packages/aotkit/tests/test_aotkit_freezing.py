@@ -73,6 +73,19 @@ def test_a_parameter_that_was_written_to_is_an_error_and_another_one_compiles_an
             run(x)
 
 
+def test_a_parameter_that_was_given_other_memory_is_an_error() -> None:
+    """``p.data = ..`` moves no version counter."""
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    compiled, x = freeze(model), torch.randn(2, 4)
+    with torch.no_grad():
+        compiled(x)
+        model[0].weight.data = model[0].weight.data * 2
+        with pytest.raises(aotkit.FrozenParameterError, match="has changed"):
+            compiled(x)
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(x), model(x))
+
+
 @pytest.mark.covers("F5a.23")
 def test_discarded_parameters_are_an_error_to_whoever_uses_them_but_the_compiled_model() -> None:
     model, x = network(), torch.randn(2, 3, 8, 8)

@@ -144,6 +144,7 @@ class _Watched:
     index: int
     tensor: weakref.ref[torch.Tensor]
     version: int | None
+    address: int | None
     token: _Token
     kind: tuple[Any, ...]
 
@@ -151,7 +152,7 @@ class _Watched:
     def of(index: int, tensor: torch.Tensor) -> _Watched:
         token = getattr(tensor, _MARK, None) or _Token()
         setattr(tensor, _MARK, token)
-        return _Watched(index, weakref.ref(tensor), _version(tensor), token, _kind(tensor))
+        return _Watched(index, weakref.ref(tensor), _version(tensor), _address(tensor), token, _kind(tensor))
 
     def is_discarded(self, value: Any) -> bool:
         return isinstance(value, DiscardedParameter) and value.token is self.token
@@ -184,6 +185,8 @@ class _Frozen:
             value, tensor = args[each.index], each.tensor()
             if tensor is not None and value is tensor:
                 if each.version is not None and each.version != tensor._version:
+                    changed = each
+                elif each.address is not None and each.address != tensor.data_ptr():  # by `p.data = ..`
                     changed = each
             elif each.is_discarded(value):
                 discarded = True
@@ -221,6 +224,11 @@ def _forget_guards(gm: GraphModule, position: int) -> None:
     source = getattr(placeholders[position], "_dynamo_source", None) if position < len(placeholders) else None
     if context is not None and source is not None:
         remove_guards(context.guards_context.dynamo_guards, source)
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.data_ptr() if plain else None
 
 
 def _version(tensor: torch.Tensor) -> int | None:
