@@ -304,6 +304,7 @@ def test_what_a_step_would_leave_out_is_refused() -> None:
     model.bn.momentum = 0.5
     refuses("the module bn has another momentum")
     model.bn.momentum = 0.1
+    model.note = 3  # was not there, so it was not read
     model.wide.weight = nn.Parameter(weight.detach().clone())
     refuses("other parameters")
     model.wide.weight = weight

@@ -4,7 +4,8 @@ have.
 Note [Settings of modules]
     A step is captured once, and the numbers that its modules hold (the probability of a dropout, ``training``) are
     constants of it, as is what their hooks did. So each call compares them with what they were. Between models only
-    numbers are compared, and texts of torch's own modules: a name or a path of a model says nothing about it.
+    numbers are compared, texts of torch's own modules (a name or a path of a model says nothing about it), and how many
+    hooks there are; of the modules that passed once, also which. What a module did not have then was not read either.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ _MOST_ITEMS = 16  # of a tuple or list that is a setting
 def settings_of(model: nn.Module) -> list[list[Any]]:
     """Per module its path, the number of its hooks, and its settings by name, as plain data."""
     return [
-        [path, _count_hooks(module), {name: value_to_json(value) for name, value in _held(module).items()}]
+        [path, len(_hooks_of(module)), {name: value_to_json(value) for name, value in _held(module).items()}]
         for path, module in model.named_modules()
     ]
 
 
-def _count_hooks(module: nn.Module) -> int:
-    return sum(len(module.__dict__[name]) for name in _HOOKS)
+def _hooks_of(module: nn.Module) -> list[int]:
+    """By the numbers that torch gives them, each once."""
+    return [number for name in _HOOKS for number in module.__dict__[name]]
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
@@ -52,13 +54,16 @@ class ModuleSettings:
 
     def __init__(self, wanted: Sequence[Any]) -> None:
         self._wanted = wanted
-        self._passed: list[tuple[nn.Module, int, Any, Any]] = []
+        self._passed: list[tuple[nn.Module, list[int], Any, Any]] = []
 
     def check(self, model: nn.Module) -> None:
         """Raise :class:`GuardError`, which names the module, where something differs."""
         modules = list(model.modules())
         if len(modules) == len(self._passed) and all(map(_is_as_it_was, modules, self._passed)):
             return
+        for module, passed in zip(modules, self._passed, strict=False):
+            if module is passed[0] and _hooks_of(module) != passed[1]:
+                raise GuardError(f"a {type(module).__name__} of the model has other hooks than when the step was bound")
         found = settings_of(model)
         if [path for path, _, _ in found] != [path for path, _, _ in self._wanted]:
             raise GuardError("the model is not such a one as the step was compiled for: it has other modules")
@@ -70,23 +75,26 @@ class ModuleSettings:
 def _compare(path: str, now: tuple[int, Any], before: tuple[int, Any]) -> None:
     if now[0] != before[0]:
         raise GuardError(f"{path} has another number of hooks ({now[0]}) than when the step was compiled ({before[0]})")
-    for name in sorted({*now[1], *before[1]}):
-        if name not in now[1] or name not in before[1] or now[1][name] != before[1][name]:
+    for name, value in before[1].items():
+        if name not in now[1] or now[1][name] != value:
             if name == "training":
                 raise GuardError(f"{path} is in another training mode than when the step was compiled")
-            raise GuardError(f"{path} has another {name} than when the step was compiled")
+            raise GuardError(
+                f"{path} has another {name} than when the step was compiled, of which it is a constant: compile it "
+                "again, or keep what changes in a buffer"
+            )
 
 
-def _as_it_is(module: nn.Module) -> tuple[nn.Module, int, Any, Any]:
+def _as_it_is(module: nn.Module) -> tuple[nn.Module, list[int], Any, Any]:
     held = _held(module)
     read = itemgetter("training", "training", *held)
     values = [list(value) if type(value) is list else value for value in read(vars(module))]
-    return module, _count_hooks(module), read, tuple(values)
+    return module, _hooks_of(module), read, tuple(values)
 
 
-def _is_as_it_was(module: nn.Module, passed: tuple[nn.Module, int, Any, Any]) -> bool:
+def _is_as_it_was(module: nn.Module, passed: tuple[nn.Module, list[int], Any, Any]) -> bool:
     before, hooks, read, values = passed
-    if module is not before or _count_hooks(module) != hooks:
+    if module is not before or _hooks_of(module) != hooks:
         return False
     try:
         return bool(read(vars(module)) == values)

@@ -184,9 +184,8 @@ class _Frozen:
         for each in self.watched:
             value, tensor = args[each.index], each.tensor()
             if tensor is not None and value is tensor:
-                if each.version is not None and each.version != tensor._version:
-                    changed = each
-                elif each.address is not None and each.address != tensor.data_ptr():  # by `p.data = ..`
+                written = each.version is not None and each.version != tensor._version
+                if written or (each.address is not None and each.address != tensor.data_ptr()):  # by `p.data = ..`
                     changed = each
             elif each.is_discarded(value):
                 discarded = True
