@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from aotkit_functionalize import GraphMetadata, records
@@ -475,6 +476,15 @@ def test_a_transform_of_torch_func_is_refused(how):
     call = bind_sine(how, x)
     with pytest.raises(WrapperError, match=r"torch\.func transform"):
         torch.func.vmap(lambda v: call([v])[0])(torch.randn(2, 3))
+
+
+def test_gradients_of_forward_mode_are_refused(how):
+    x = torch.randn(3)
+    call = bind_sine(how, x.clone().requires_grad_())
+    with forward_ad.dual_level():
+        with pytest.raises(WrapperError, match="dual tensors"):
+            call([forward_ad.make_dual(x, torch.ones(3))])
+        torch.testing.assert_close(call([x])[0].detach(), x.sin())
 
 
 @pytest.mark.covers("F1.24")

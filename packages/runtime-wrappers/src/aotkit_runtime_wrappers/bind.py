@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ._observer import SILENT, Observer
 from ._torch_compat import (
@@ -36,6 +37,7 @@ from .plan import CallSpec, WrapperPlan
 from .runtime import (
     keep_values,
     own_outputs,
+    refuse_duals,
     refuse_transform,
     without_autocast,
     write_late,
@@ -65,6 +67,8 @@ _RUNTIME: dict[str, Any] = {
     "_placed": placed,
     "_profiler": profiler,
     "_record_range": record_range,
+    "_forward_ad": forward_ad,
+    "_refuse_duals": refuse_duals,
     "_refuse_transform": refuse_transform,
     "_remember": remember,
     "_set_grad_enabled": set_grad_enabled,

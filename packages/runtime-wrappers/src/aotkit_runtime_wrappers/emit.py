@@ -53,6 +53,8 @@ def _emit_prologue(plan: WrapperPlan, out: Source, indent: int) -> str:
     out.add(f'_wrong_count("arguments", {plan.num_inputs}, len(args))', indent + 1)
     out.add("if _transforms_active():", indent)
     out.add("_refuse_transform()", indent + 1)
+    out.add("if _forward_ad._current_level >= 0:", indent)
+    out.add("_refuse_duals(args)", indent + 1)
     placed = _looks_at_all_addresses(plan)
     for name in _arguments_needed(plan, placed):
         out.add(f"{name} = args[{name[2:]}]", indent)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._observer import SILENT, Observer
 from ._torch_compat import autocast_enabled, dtype_from_name, transforms_active, unsafe_view
@@ -26,6 +27,7 @@ from .runtime import (
     coerce_tangent,
     keep_values,
     own_outputs,
+    refuse_duals,
     refuse_transform,
     without_autocast,
     write_late,
@@ -57,6 +59,8 @@ def interpret(
             wrong_count("arguments", plan.num_inputs, len(args))
         if transforms_active():
             refuse_transform()
+        if forward_ad._current_level >= 0:
+            refuse_duals(args)
         values: dict[str, Any] = {f"in{i}": value for i, value in enumerate(args)}
         for operation in plan.prologue:
             operation.run(values)

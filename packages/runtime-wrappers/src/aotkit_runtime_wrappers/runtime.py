@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._torch_compat import advance_version, disable_autocast, dtype_from_name, put_versions, unsafe_view
 from .boxed import BoxedCallable
@@ -23,6 +24,7 @@ __all__ = [
     "keep_values",
     "mark_dynamic",
     "own_outputs",
+    "refuse_duals",
     "refuse_transform",
     "replay_view",
     "set_versions",
@@ -55,6 +57,16 @@ def refuse_transform() -> NoReturn:
         "a compiled graph was called under a torch.func transform (vmap, grad, jvp, ...), which cannot see into it; "
         "apply the transform to the original function and compile the result"
     )
+
+
+def refuse_duals(args: Sequence[Any]) -> None:
+    """Refuse tensors with gradients of forward mode, which compiled code would drop."""
+    if any(isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in args):
+        raise WrapperError(
+            "a compiled graph was called with dual tensors (torch.autograd.forward_ad) and has no gradients of forward "
+            "mode; compile the function that makes the dual tensors instead, or run this part in eager "
+            "(torch.compiler.disable)"
+        )
 
 
 def without_autocast(function: BoxedCallable, box: list[Any]) -> Any:
