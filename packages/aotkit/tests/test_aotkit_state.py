@@ -249,3 +249,21 @@ def test_threads_that_share_one_function_compile_it_once() -> None:
         w = torch.full((8, 8), float(number), requires_grad=True)
         make_program(3)(x, w).sum().backward()
         torch.testing.assert_close(gradient, w.grad)
+
+
+def test_a_refusal_within_a_transform_leaves_the_transform() -> None:
+    """The graph runs eagerly, Dynamo's guards hold, and hooks on saved tensors are allowed as before."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        shared = torch.zeros(1, 4)
+        shared.unfold(1, 2, 1).add_(1)  # a write to overlapping views
+        return (x * shared).sum()
+
+    x = torch.randn(3, 4)
+    compiled = torch.compile(lambda x: torch.func.grad(loss)(x), backend="aotkit")
+    with pytest.warns(aotkit.EagerFallback):
+        found = compiled(x)
+    torch.testing.assert_close(found, torch.func.grad(loss)(x))
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    with torch.autograd.graph.save_on_cpu():
+        (x.requires_grad_() * x).sum().backward()
