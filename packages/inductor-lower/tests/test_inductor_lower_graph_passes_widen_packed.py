@@ -149,3 +149,15 @@ def test_a_weight_that_never_changes_is_not_kept_as_floats(make: Callable[..., C
     assert isinstance(made, CompiledGraph)
     assert sum(each.nbytes for each in made.constants.values()) < 2 * (weight.nbytes + scales.nbytes)
     assert as_exact(made([x])[0], call(x, weight, scales), x, exact)
+
+
+@pytest.mark.parametrize("make", [four_bits, bytes_])
+def test_factors_that_aten_refuses_for_their_strides_are_left_to_it(make: Callable[..., Case]) -> None:
+    call, (x, weight, scales), _ = make(96, 64, 64, torch.float32)
+    turned = x.t().contiguous().t()
+    with pytest.raises(RuntimeError, match="contiguous"):
+        call(turned, weight, scales)
+    spaced = scales.repeat_interleave(2, 0)[::2]  # which ATen reads as if they were not
+    for given in ((turned, weight, scales), (x, weight, spaced)):
+        assert products(passed(call, given)) == (1, 0)
+    assert products(passed(call, (x, weight, scales))) == (0, 1)

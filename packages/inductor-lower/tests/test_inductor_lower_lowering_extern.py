@@ -212,6 +212,33 @@ def test_a_result_of_another_shape_than_the_fake_kernel_said_is_an_error_of_its_
         Layout.of(torch.empty(2)).conform(torch.empty(2, dtype=torch.int64))
 
 
+@pytest.fixture(scope="module")
+def shorter():
+    """Operators whose results are shorter than their fake kernels say: by a known size, and behind an unknown one."""
+    library = torch.library.Library("lowering_extern", "DEF")
+    library.define("half(Tensor x) -> Tensor")
+    library.define("some(Tensor x) -> Tensor")
+    library.impl("half", lambda x: x[: len(x) // 2].clone(), "CPU")
+    library.impl("some", lambda x: x[x[:, 0] > 0, :2].clone(), "CPU")
+    torch.library.register_fake("lowering_extern::half", torch.empty_like, lib=library)
+
+    def some(x):
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size(), 4)
+
+    torch.library.register_fake("lowering_extern::some", some, lib=library)
+    yield torch.ops.lowering_extern
+    library._destroy()
+
+
+@pytest.mark.parametrize("name", ["half", "some"])
+def test_no_kernel_reads_behind_a_result_that_is_shorter_than_its_fake_kernel_said(shorter, name):
+    """Strides are as said, so it was read as far as that."""
+    x = torch.ones(8, 4)
+    graph = make_fx(lambda x: getattr(shorter, name)(x).sin() * 2, tracing_mode="symbolic")(x)
+    with pytest.raises(FakeKernelError, match="where its fake kernel said"):
+        compile_graph(graph)([x])
+
+
 def test_the_copy_of_a_tensor_that_overlaps_itself_may_do_so_too():
     x, part = torch.ones(40).as_strided((2, 5, 2), (15, 1, 1)), torch.zeros(2, 2)
     graph = make_fx(lambda x, part: torch.select_scatter(x, part, 1, -5), tracing_mode="fake")(x, part)

@@ -529,6 +529,23 @@ def test_a_missing_constant_and_an_unknown_op_are_bind_errors() -> None:
         bind_program(broken)
 
 
+def test_constants_are_read_where_they_lie_now() -> None:
+    """``.data = `` and ``set_`` give a tensor other memory, and its old one may be gone."""
+    a, b, x = torch.ones(40), torch.ones(0, 40), torch.randn(40)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * a + 1, b + x
+
+    bound = compile_graph(make_fx(f)(x))
+    for value in range(3):
+        torch.testing.assert_close(bound([x]), [*f(x)])
+        a.add_(1)
+        torch.testing.assert_close(bound([x]), [*f(x)])
+        a.data = torch.full((41,), value + 7.0)[1:]
+        torch.testing.assert_close(bound([x]), [*f(x)])
+        a.set_(torch.full((40,), value + 9.0))
+
+
 def test_damaged_object_code_is_a_bind_error() -> None:
     compiled, constants = mlp()
     ((name, code),) = compiled.binary.sections

@@ -32,7 +32,8 @@ _PLAIN_ARGUMENTS = (
 
 
 def needs_partition(gm: GraphModule) -> bool:
-    """Whether some node has to stay a call. Looks at sizes only where an operator's tags ask for it."""
+    """Whether some node has to stay a call. Looks at sizes only where an operator's tags ask for it, or where it is a
+    custom one, whose tags need not say so."""
     depends = False
     for node in gm.graph.nodes:
         if node.op == "call_function":
@@ -110,6 +111,8 @@ def _is_special(node: Node) -> bool:
 
 
 def _may_depend_on_data(node: Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims"):
+        return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 

@@ -68,7 +68,8 @@ def _widen(graph: Graph, node: Node, least: int) -> bool:
     rows, known = x.shape[0], all(isinstance(size, int) and size > 0 for size in (x.shape[1], *weight.shape))
     if (isinstance(rows, int) and rows < least) or not known:
         return False
-    block = _WIDENERS[node.target](node) if scales.dtype is x.dtype and weight.is_contiguous() else None
+    taken = scales.dtype is x.dtype and weight.is_contiguous() and scales.is_contiguous()
+    block = _WIDENERS[node.target](node) if taken and x.stride() == (x.shape[1], 1) else None  # others ATen refuses
     if block is None:
         return False
     write, unit = block

@@ -14,10 +14,10 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Type, and constant sizes and strides; ``None`` for those of a contiguous tensor whose sizes vary."""
+    """Type, and constant sizes and strides; no strides for a contiguous tensor whose sizes vary, which are ``None``."""
 
     dtype: torch.dtype
-    sizes: tuple[int, ...] | None
+    sizes: tuple[int | None, ...]
     strides: tuple[int, ...] | None
 
     @staticmethod
@@ -28,16 +28,22 @@ class Layout:
         numbers = (*fake.shape, *fake.stride())
         if all(isinstance(n, int) for n in numbers):
             return Layout(fake.dtype, tuple(fake.shape), fake.stride())
-        return Layout(fake.dtype, None, None) if _is_contiguous(fake) else None
+        known = tuple(size if isinstance(size, int) else None for size in fake.shape)
+        return Layout(fake.dtype, known, None) if _is_contiguous(fake) else None
 
     def fits(self, value: Any) -> bool:
         """Whether compiled code may be given ``value``."""
-        if not isinstance(value, torch.Tensor) or value.dtype is not self.dtype:
+        if not isinstance(value, torch.Tensor) or value.dtype is not self.dtype or not self._has_sizes_of(value):
             return False
-        if self.sizes is None or self.strides is None:
+        if self.strides is None:
             return value.is_contiguous()
-        return value.shape == self.sizes and (
-            value.stride() == self.strides or value.numel() == 0 or _same_where_seen(value, self.strides)
+        return value.stride() == self.strides or value.numel() == 0 or _same_where_seen(value, self.strides)
+
+    def _has_sizes_of(self, value: torch.Tensor) -> bool:
+        """Whether the sizes that are known are those of ``value``."""
+        return value.shape == self.sizes or (
+            value.dim() == len(self.sizes)
+            and all(want in (None, size) for size, want in zip(value.shape, self.sizes, strict=True))
         )
 
     def conform(self, value: torch.Tensor) -> torch.Tensor:
@@ -45,14 +51,15 @@ class Layout:
         type."""
         if self.fits(value):
             return value
-        if value.dtype is not self.dtype or (self.sizes is not None and value.shape != self.sizes):
+        if value.dtype is not self.dtype or not self._has_sizes_of(value):
+            sizes = str(self.sizes).replace("None", "any")
             raise FakeKernelError(
                 f"a call gave a {value.dtype} tensor of shape {tuple(value.shape)} where its fake kernel said "
-                f"{self.dtype} and {self.sizes}"
+                f"{self.dtype} and {sizes}"
             )
-        if self.sizes is None or self.strides is None:
+        if self.strides is None:
             return value.contiguous()
-        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=value.device).copy_(value)
+        return torch.empty_strided(value.shape, self.strides, dtype=self.dtype, device=value.device).copy_(value)
 
 
 def _same_where_seen(value: torch.Tensor, strides: tuple[int, ...]) -> bool:

@@ -244,7 +244,7 @@ class _ProgramForm:
 _FORMAT = Format(
     PartitionedProgram,
     "aotkit program in parts",
-    1,
+    2,
     members={
         Argument: (ValueOf, BodyOf, ConstantOf, Plain, Complex, Named, Several, Pairs, KernelOf, KernelConstants),
         Step: (CallFunction, CallPart),

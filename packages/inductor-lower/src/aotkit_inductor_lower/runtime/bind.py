@@ -104,8 +104,7 @@ def _bound(
     plan, alignment = loaded.plan, loaded.alignment
     namespace = _externs(plan)
     pool = FramePool(plan, constants, wanted_tensors(plan), arenas, redzones, loaded.entries)
-    copied = [n for n, t in constants.items() if n in alignment.buffers and t.data_ptr() % alignment.nbytes]
-    source, tables = emit_source(loaded, pool.own, redzones, copied)
+    source, tables = emit_source(loaded, pool.own, redzones)
     namespace.update(tables)
     namespace.update(loaded.segments)
     namespace.update(loaded.names)

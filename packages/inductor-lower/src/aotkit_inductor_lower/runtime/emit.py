@@ -34,14 +34,11 @@ __all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
 MANY_INPUTS = 32  # from here on a plan remembers where its inputs lie
 
 
-def emit_source(
-    loaded: Loaded, own_frames: bool = True, redzones: bool = False, copied: Sequence[str] = ()
-) -> tuple[str, dict[str, Any]]:
+def emit_source(loaded: Loaded, own_frames: bool = True, redzones: bool = False) -> tuple[str, dict[str, Any]]:
     """``(source, tables)``: the text defining ``call(args)`` and objects its text names. ``own_frames``: whether
     frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``).
-    ``redzones``: the memory is looked at after every step. ``copied``: constants that are not aligned as kernels take
-    it."""
-    return PlanEmitter(loaded, own_frames, redzones, copied).emit()
+    ``redzones``: the memory is looked at after every step."""
+    return PlanEmitter(loaded, own_frames, redzones).emit()
 
 
 def wanted_tensors(plan: LaunchPlan) -> list[str]:
@@ -55,8 +52,8 @@ def wanted_tensors(plan: LaunchPlan) -> list[str]:
 class PlanEmitter:
     """Writes the function, step by step."""
 
-    def __init__(self, loaded: Loaded, own_frames: bool, redzones: bool, copied: Sequence[str]) -> None:
-        self.plan, self.own_frames, self.redzones, self.copied = loaded.plan, own_frames, redzones, copied
+    def __init__(self, loaded: Loaded, own_frames: bool, redzones: bool) -> None:
+        self.plan, self.own_frames, self.redzones = loaded.plan, own_frames, redzones
         self.context, self.alignment, plan = loaded.context, loaded.alignment, loaded.plan
         self.buffers = {b.name: b for b in plan.buffers}
         self.slot = {name: k for k, name in enumerate(plan.slots)}
@@ -124,7 +121,7 @@ class PlanEmitter:
             self.lines.append(f"frame = lease({self.sizes})")
         else:  # one size only: the free list is taken from directly
             self.lines += ["try: frame = free.pop()", "except IndexError: frame = lease()"]
-        if any(not s.startswith("$") and self.buffers[s].storage not in ("arena", "constant") for s in self.plan.slots):
+        if any(not s.startswith("$") and self.buffers[s].storage != "arena" for s in self.plan.slots):
             self.lines.append("slots = frame.slots")
         if self.wanted:
             self.lines.append("tensors = frame.tensors")
@@ -139,7 +136,8 @@ class PlanEmitter:
         elif self.alignment.nbytes > 1:
             self._write_aligned_inputs()
         else:
-            self._write_inputs()
+            self._write_addresses("input")
+        self._write_constants()
 
     def _input_names(self) -> list[str]:
         tensors = self.tensor_names
@@ -199,15 +197,25 @@ class PlanEmitter:
             every = " | ".join(f"a_{_safe(name)}" for name in self.alignment.inputs)
             again = f"return realigned([{', '.join(self._input_names())}])"
             self.lines.append(f"if ({every}) & {self.alignment.nbytes - 1}: {again}")
-        for name in self.copied:
-            self.lines.append(f"aligned_{_safe(name)} = aligned_copy({self.tensor_names[name]})")
-            self.lines.append(f"slots[{self.slot[name]}] = aligned_{_safe(name)}.data_ptr()")
 
-    def _write_inputs(self) -> None:
-        """Addresses of inputs, neighbours in the frame in one assignment."""
+    def _write_constants(self) -> None:
+        """Addresses of constants: ``.data = `` and ``set_`` give a tensor other memory, and its old one may be gone. A
+        copy is made of one that does not begin where kernels take it."""
+        if self.alignment.nbytes == 1:
+            self._write_addresses("constant")
+            return
+        for slot in (s for s in self.plan.slots if not s.startswith("$") and self.buffers[s].storage == "constant"):
+            tensor, copy, place = self.tensor_names[slot], f"aligned_{_safe(slot)}", f"slots[{self.slot[slot]}]"
+            self.lines.append(f"at = {place} = {tensor}.data_ptr()")
+            if slot in self.alignment.buffers:
+                again = f"{copy} = aligned_copy({tensor}); {place} = {copy}.data_ptr()"
+                self.lines.append(f"if at & {self.alignment.nbytes - 1}: {again}")
+
+    def _write_addresses(self, storage: str) -> None:
+        """Addresses of inputs or constants, neighbours in the frame in one assignment."""
         run: list[tuple[int, str]] = []
         for position, slot in [*enumerate(self.plan.slots), (len(self.plan.slots), "$")]:
-            if not slot.startswith("$") and self.buffers[slot].storage == "input":
+            if not slot.startswith("$") and self.buffers[slot].storage == storage:
                 run.append((position, self.tensor_names[slot]))
                 continue
             names = ", ".join(name for _, name in run)
@@ -306,13 +314,13 @@ class PlanEmitter:
             self._write_slot(result)
 
     def _conform(self, result: str, target: str) -> None:
-        """Generated code reads memory by the strides and type of the fake value, so the real one must have them, and
-        no lazy bits (which ``linalg_lu_solve`` and custom operators may return)."""
+        """Generated code reads memory by the sizes, strides and type of the fake value, so the real one must have them,
+        and no lazy bits (which ``linalg_lu_solve`` and custom operators may return). ATen's sizes are right."""
         buffer, name = self.buffers[result], self.tensor_names[result]
         sizes, strides, dtype = _tuple(buffer.sizes), _tuple(buffer.strides), self._dtype(buffer.dtype)
         differs = f"{name}.stride() != {strides} or {name}.dtype is not {dtype}"
         differs += f" or {name}.is_conj()" if buffer.dtype.startswith("complex") else ""
-        differs += "" if target.startswith("aten.") else f" or {name}.is_neg()"
+        differs += "" if target.startswith("aten.") else f" or {name}.shape != {sizes} or {name}.is_neg()"
         self.lines.append(f"if {differs}: {name} = conform({name}, {sizes}, {strides}, {dtype})")
 
     def _view(self, step: View, base: str) -> None:

@@ -50,8 +50,6 @@ class Frame:
                 entries[position] = env[Symbol(slot[1:], SymbolKind.SIZE)]
             elif slot in offsets:
                 entries[position] = memory.data_ptr() + start + offsets[slot]
-            elif buffers[slot].storage == "constant":
-                entries[position] = pool.constants[slot].data_ptr()
         if pool.redzones:
             origin = memory.data_ptr() + start
             places = {a.buffer: (origin + offsets[a.buffer], _extent(buffers[a.buffer], env)) for a in plan.arena}

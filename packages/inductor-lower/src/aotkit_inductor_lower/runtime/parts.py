@@ -266,7 +266,7 @@ def _fits(layouts: Sequence[tuple[int, Layout]]) -> Callable[[list[Any]], bool]:
     names: dict[str, Any] = {"slowly": lambda args: all(layout.fits(args[position]) for position, layout in layouts)}
     same = ["True"]
     for position, layout in layouts:
-        if layout.sizes is None or layout.strides is None:
+        if layout.strides is None:
             return names["slowly"]  # type: ignore[no-any-return]
         names[f"type_{position}"] = layout.dtype
         same.append(f"(x := args[{position}]).dtype is type_{position}")
