@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -321,6 +322,22 @@ def test_a_caller_who_passes_another_tensor_than_was_compiled_for_is_told(given,
     with pytest.raises(InputMismatchError, match="takes 1 arguments, not 2"):
         compile_graph(graph)([X, X])
     assert compile_graph(graph, options=LowerOptions(check_inputs=False))._check is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "says"),
+    [((9, 9, 18), 4, ""), ((9, 4, 18), 4, "y_1 has sizes"), ((9, 9, 9), 4, "z_1 has sizes"), ((9, 9, 18), 3, "y_1 has")],
+)
+def test_sizes_that_vary_are_equal_where_they_were_when_it_was_compiled(rows, width, says) -> None:
+    """A kernel reads as many elements of all of them."""
+
+    def f(x, y, z):
+        return x + y, z.view(2, *x.shape).sum(0)
+
+    graph = make_fx(f, decompositions(), tracing_mode="symbolic")(torch.ones(5, 4), torch.ones(5, 4), torch.ones(10, 4))
+    given = [torch.ones(rows[0], 4), torch.ones(rows[1], width), torch.ones(rows[2], 4)]
+    with pytest.raises(InputMismatchError, match=says) if says else nullcontext():
+        torch.testing.assert_close(compile_graph(graph)(list(given)), [*f(*given)])
 
 
 def test_a_stride_of_a_dimension_of_one_element_may_be_any_and_a_symbolic_size_too() -> None:

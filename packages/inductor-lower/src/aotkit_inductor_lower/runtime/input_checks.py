@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import InputMismatchError
-from ..launch_plan import CompiledProgram
+from ..launch_plan import CompiledProgram, LaunchPlan
+from ..symbolic import Expr, Symbol, SymbolKind
 
 __all__ = ["input_check"]
 
@@ -17,9 +18,10 @@ Numbers = tuple[int | None, ...]
 
 def input_check(compiled: CompiledProgram) -> Callable[[list[Any]], None]:
     """A function that raises :class:`InputMismatchError` for arguments of another type, size or stride: kernels compute
-    addresses from those that they were compiled for. Sizes that are symbols may be any. Nor may kernels be given
-    arguments that are lazily negated or conjugated."""
+    addresses from those that they were compiled for. Sizes that are symbols may be any, but each symbol stands for one
+    number. Nor may kernels be given arguments that are lazily negated or conjugated."""
     plan = compiled.plan
+    varying = _varying(plan)
     expected: list[tuple[str, torch.dtype, Numbers, Numbers] | None] = []
     for name in plan.inputs:
         if name.startswith("$"):
@@ -46,8 +48,46 @@ def input_check(compiled: CompiledProgram) -> Callable[[list[Any]], None]:
                     f"{arg.stride()}, and the graph was compiled for {dtype}, sizes {_text(sizes)} and strides "
                     f"{_text(strides)}"
                 )
+        if varying:
+            _check_varying(plan, args, varying)
 
     return check
+
+
+_Varying = tuple[int, str, tuple[Expr, ...], tuple[Expr, ...]]
+
+
+def _varying(plan: LaunchPlan) -> list[_Varying]:
+    """Position, name, sizes and strides of the inputs whose sizes or strides are no constants."""
+    found = []
+    for position, name in enumerate(plan.inputs):
+        if not name.startswith("$"):
+            buffer = plan.buffer(name)
+            if any(e.constant is None for e in (*buffer.sizes, *buffer.strides)):
+                found.append((position, name, tuple(buffer.sizes), tuple(buffer.strides)))
+    return found
+
+
+def _check_varying(plan: LaunchPlan, args: list[Any], varying: list[_Varying]) -> None:
+    """The same for what symbols stand for, which the first argument that has one tells."""
+    env: dict[Symbol, int] = {}
+    for symbol, position, kind, dim in plan.symbol_sources:
+        arg = args[position]
+        if kind in ("size", "stride"):
+            value = arg.shape[dim] if kind == "size" else arg.stride(dim)
+        else:
+            value = arg if kind == "int" else max(arg if kind == "above" else -arg, 0)
+        env[Symbol(symbol, SymbolKind.SIZE)] = value
+    for position, name, *exprs in varying:
+        arg = args[position]
+        if not isinstance(arg, torch.Tensor):
+            continue
+        sizes, strides = (tuple(int(e.evaluate(env)) for e in each) for each in exprs)
+        if not _fits(arg, arg.dtype, sizes, strides):
+            raise InputMismatchError(
+                f"the argument {name} has sizes {tuple(arg.shape)} and strides {arg.stride()}; by those of the other "
+                f"arguments they are {sizes} and {strides}"
+            )
 
 
 def _fits(arg: torch.Tensor, dtype: torch.dtype, sizes: Numbers, strides: Numbers) -> bool:
