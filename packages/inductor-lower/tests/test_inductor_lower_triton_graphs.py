@@ -85,6 +85,15 @@ def test_a_training_graph_gives_what_eager_gives() -> None:
     assert len(driver.launched) <= 3  # norm, softmax and gelu, forward and backward, are one kernel
 
 
+def test_a_constant_is_read_where_it_lies_now_and_copied_if_that_is_no_multiple_of_sixteen() -> None:
+    scale, x = torch.ones(8), torch.randn(3, 8)
+    lowered = lower(lambda x: (x * scale,), x, mode="real")
+    bound = bind_program(lowered.program, lowered.constants)
+    for offset in (0, 1, 4):
+        scale.data = torch.full((12,), offset + 2.0)[offset : offset + 8]
+        assert_same(bound([x]), (x * scale,))
+
+
 def test_dynamic_sizes_are_served_by_one_program() -> None:
     lowered = lower(lambda x: (F.softmax(x * 2, -1), x.sum(0), x.t().contiguous()), torch.randn(7, 5), mode="symbolic")
     bound = bind_program(lowered.program, lowered.constants)
