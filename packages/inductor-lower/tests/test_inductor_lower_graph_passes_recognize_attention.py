@@ -389,6 +389,18 @@ def test_something_else_stays(function: Function) -> None:
     assert found == {aten._softmax.default}
 
 
+def test_what_returns_the_gradient_of_a_mask_is_no_step_of_it() -> None:
+    """Scores without their mask are a result too, so that only the mask's gradient is that of the softmax."""
+
+    def with_scores(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        scores = q @ k.mT * 0.3
+        return torch.cat([torch.softmax(scores + bias, -1) @ v, scores], -1)
+
+    q, k, v, _, seen = operands()
+    gm = joint(with_scores, [q, k, v, torch.randn(B, H, S, S), seen], (0, 1, 2, 3))
+    assert rewritten(gm, recognize_attention) == {aten._softmax.default}
+
+
 def test_without_the_gradient_of_one_operand_it_stays() -> None:
     assert rewritten(joint(plain, operands(), (0, 2)), recognize_attention) == {aten._softmax.default}
 

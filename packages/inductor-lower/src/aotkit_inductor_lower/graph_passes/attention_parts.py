@@ -510,9 +510,10 @@ def _is_lower_triangle(seen: Node, scores: Node) -> bool:
 
 def is_cast(node: Node) -> bool:
     """Whether a node is a copy to another of the types that kernels read."""
-    value, source = node.meta["val"], node.args[0] if node.args else None
+    source = node.args[0] if node.args else None
     if node.target is not aten._to_copy.default or not isinstance(source, Node):
-        return False
+        return False  # also what returns the graph's results, which has no value
+    value = node.meta["val"]
     if source.meta["val"].device != value.device:
         return False
     return {value.dtype, source.meta["val"].dtype} <= set(_TYPES)
