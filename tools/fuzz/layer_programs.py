@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Input", "LayerProgram", "exact_helpers", "helpers", "make_program"]
+__all__ = ["KINDS", "Input", "LayerProgram", "Writer", "exact_helpers", "helpers", "make_program", "without_unused"]
 
 _ROWS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 100, 130)
 _FEATURES = (1, 3, 7, 8, 15, 16, 24, 31, 32, 33, 48, 64, 65, 80, 96, 100, 128, 160, 192)
@@ -95,7 +95,11 @@ def helpers() -> dict[str, Any]:
     def int4_packed(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, group: int) -> torch.Tensor:
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), w, group, s)
 
-    named = (int8_linear, int8_packed, int8_dynamic, int4_packed)
+    def int8_shifted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        shifted = (x.to(torch.int32) + 128).to(torch.uint8)
+        return (torch._int_mm(shifted, w.t()) - w.t().sum(0, keepdim=True, dtype=torch.int32) * 128).float()
+
+    named = (int8_linear, int8_packed, int8_dynamic, int8_shifted, int4_packed)
     return {
         "torch": torch,
         "F": F,
@@ -127,6 +131,7 @@ def exact_helpers() -> dict[str, Any]:
         "int8_linear": int8_linear,
         "int8_packed": int8_linear,
         "int8_dynamic": int8_dynamic,
+        "int8_shifted": lambda x, w: F.linear(x.double(), w.double()),
         "int4_packed": int4_packed,
     }
 
@@ -135,7 +140,7 @@ def exact_helpers() -> dict[str, Any]:
 
 
 @dataclass
-class _Writer:
+class Writer:
     """Lines so far, and what they computed from zeros of float32, for its shapes."""
 
     draw: random.Random
@@ -213,11 +218,12 @@ _SHAPES = exact_helpers() | {
     "int8_linear": lambda x, w, s: F.linear(x, w),
     "int8_packed": lambda x, w, s: F.linear(x, w),
     "int8_dynamic": lambda x, w, s: F.linear(x, w),
+    "int8_shifted": F.linear,
     "int4_packed": lambda x, w, s, group: F.linear(x, w),
 }
 
 
-def _linear(w: _Writer) -> None:
+def _linear(w: Writer) -> None:
     x = w.one((2, 3))
     k, n = w.shape(x)[-1], w.draw.choice(_FEATURES)
     bias = w.input("b", n, weight=True) if w.draw.random() < 0.6 else None
@@ -228,7 +234,7 @@ def _linear(w: _Writer) -> None:
     w.add(w.draw.choice(forms))
 
 
-def _shared_linears(w: _Writer) -> None:
+def _shared_linears(w: Writer) -> None:
     """Several products of one value, as queries, keys and values are, or a gate beside what it opens."""
     x = w.one((2, 3))
     k, n = w.shape(x)[-1], w.draw.choice(_FEATURES)
@@ -236,7 +242,7 @@ def _shared_linears(w: _Writer) -> None:
     w.add(w.draw.choice((f"F.silu({a}) * {b}", f"{a} + {b}", f"torch.cat([{a}, {b}], -1)", f"{a}.sigmoid() * {b}")))
 
 
-def _product(w: _Writer) -> None:
+def _product(w: Writer) -> None:
     """Of two values: rows with rows, rows with columns, with batches that are shared."""
     a = w.one((2, 3, 4))
     k = w.shape(a)[-1]
@@ -251,7 +257,7 @@ def _product(w: _Writer) -> None:
     w.add(w.draw.choice(forms))
 
 
-def _quantised_linear(w: _Writer) -> None:
+def _quantised_linear(w: Writer) -> None:
     if w.training:
         return
     x = w.one((2, 3))
@@ -274,7 +280,7 @@ def _quantised_linear(w: _Writer) -> None:
     w.add(f"int8_{form}({x}, {w.input('q', n, k, fill='int8', weight=True)}, {scale})")
 
 
-def _convolution(w: _Writer) -> None:
+def _convolution(w: Writer) -> None:
     x = w.one((4,))
     c = w.shape(x)[1]
     groups = w.draw.choice([1, 1, 1, c, *[g for g in (2, 4, 8) if c % g == 0]])
@@ -296,7 +302,7 @@ def _convolution(w: _Writer) -> None:
         w.add(f"F.conv2d({padded}, {w.weight(out, c // groups, *taps, scale=fan)}, {bias}, {', '.join(more)})")
 
 
-def _image(w: _Writer) -> None:
+def _image(w: Writer) -> None:
     x = w.one((4,))
     c = w.shape(x)[1]
     norm = (
@@ -319,7 +325,7 @@ def _image(w: _Writer) -> None:
     w.add(w.draw.choice(forms))
 
 
-def _heads(w: _Writer, rows: int, heads: int, size: int, batch: int) -> str:
+def _heads(w: Writer, rows: int, heads: int, size: int, batch: int) -> str:
     if w.draw.random() < 0.5:
         return w.input("x", batch, heads, rows, size, layout=w.draw.choice(("plain", "cut", "offset")))
     flat = w.input("x", batch, rows, heads * size)
@@ -327,7 +333,7 @@ def _heads(w: _Writer, rows: int, heads: int, size: int, batch: int) -> str:
     return w.add(f"{source}.view({batch}, {rows}, {heads}, {size}).transpose(1, 2)")
 
 
-def _attention(w: _Writer) -> None:
+def _attention(w: Writer) -> None:
     size, heads, batch = w.draw.choice((8, 16, 24, 32, 40, 64, 80)), w.draw.choice((1, 2, 4, 6)), w.draw.randint(1, 2)
     rows = w.draw.choice(_ROWS)
     keys = rows if w.draw.random() < 0.6 else w.draw.choice(_ROWS)
@@ -357,7 +363,7 @@ def _attention(w: _Writer) -> None:
         w.add(f"{out}.transpose(1, 2).reshape({batch}, {rows}, {heads * size})")
 
 
-def _around(w: _Writer) -> None:
+def _around(w: Writer) -> None:
     """What models put between products."""
     x = w.one()
     shape = w.shape(x)
@@ -384,7 +390,7 @@ def _around(w: _Writer) -> None:
     w.add(w.draw.choice(forms))
 
 
-def _moved(w: _Writer) -> None:
+def _moved(w: Writer) -> None:
     """Views and copies."""
     x = w.one((2, 3, 4))
     shape = w.shape(x)
@@ -407,7 +413,7 @@ def _moved(w: _Writer) -> None:
     w.add(w.draw.choice(forms))
 
 
-def _loss(w: _Writer) -> None:
+def _loss(w: Writer) -> None:
     x = w.one((2,))
     rows, k = w.shape(x)
     vocabulary = w.draw.choice((5, 33, 100, 257))
@@ -415,13 +421,14 @@ def _loss(w: _Writer) -> None:
     w.add(f"F.cross_entropy(F.linear({x}, {w.weight(vocabulary, k)}), {ids})")
 
 
-def _embedding(w: _Writer) -> None:
+def _embedding(w: Writer) -> None:
     count, n = w.draw.choice((5, 33, 100)), w.draw.choice(_FEATURES)
     ids = w.input("t", w.draw.randint(1, 2), w.draw.choice(_ROWS), fill=f"ids:{count}")
     w.add(f"F.embedding({ids}, {w.weight(count, n, scale=1.0)})")
 
 
-_KINDS: tuple[tuple[Callable[[_Writer], None], int], ...] = (
+#: What a line, or a few of them, may be, and how often.
+KINDS: tuple[tuple[Callable[[Any], None], int], ...] = (
     (_linear, 5),
     (_shared_linears, 2),
     (_product, 3),
@@ -436,14 +443,19 @@ _KINDS: tuple[tuple[Callable[[_Writer], None], int], ...] = (
 )
 
 
-def make_program(number: int) -> LayerProgram:
-    """The program of this number."""
+def make_program(
+    number: int,
+    kinds: Sequence[tuple[Callable[[Any], None], int]] = KINDS,
+    writer: type[Writer] = Writer,
+    most: int = 8,
+) -> LayerProgram:
+    """The program of this number, of these kinds of lines."""
     draw = random.Random(number)
     training = draw.random() < 0.6
     low = draw.choice((torch.float32,) * 6 + (torch.bfloat16,) * 3 + (torch.float16, torch.float64))
-    w = _Writer(draw, low, training)
-    steps, weights = zip(*_KINDS, strict=True)
-    wanted = draw.randint(2, 8)
+    w = writer(draw, low, training)
+    steps, weights = zip(*kinds, strict=True)
+    wanted = draw.randint(2, most)
     for _ in range(4 * wanted):
         if len(w.lines) >= wanted:
             break
@@ -461,7 +473,7 @@ def make_program(number: int) -> LayerProgram:
     if any("conv" in line for line in w.lines):
         # Zeros around an image are multiplied by some kernels, also of eager's, and left out by others: 0 * nan.
         inputs = [replace(each, fill="normal") if each.fill in ("nan", "inf") else each for each in inputs]
-    return _without_unused(
+    return without_unused(
         LayerProgram(
             tuple(w.lines),
             tuple(inputs),
@@ -474,7 +486,7 @@ def make_program(number: int) -> LayerProgram:
     )
 
 
-def _without_unused(program: LayerProgram) -> LayerProgram:
+def without_unused(program: LayerProgram) -> LayerProgram:
     """Inputs that no line names are left out."""
     words = set("".join(c if c.isalnum() else " " for c in "\n".join(program.lines)).split())
     return replace(program, inputs=tuple(each for each in program.inputs if each.name in words))

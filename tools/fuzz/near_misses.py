@@ -16,7 +16,7 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,6 +37,7 @@ from aotkit_inductor_lower.graph_passes.freeze import freeze
 
 from .layer_programs import Input, exact_helpers
 from .layers import difference, make_tensor
+from .marks import Marks
 from .mutations import Mutation, apply, draw_mutation, look_at
 from .near_more_seeds import ALL_SEEDS
 from .near_seeds import DEVICE, DYNAMIC, Seed
@@ -241,24 +242,9 @@ def _observe(run: Callable[..., Any], case: Case, given: Sequence[torch.Tensor])
     return found
 
 
-@dataclass
-class _Marks:
-    """A sink of a recorder: which passes changed something."""
-
-    names: list[str]
-    kinds: frozenset[str] = frozenset({"passes"})
-
-    def text(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """Keep the name."""
-        self.names.append(name)
-
-    def event(self, name: str, fields: Mapping[str, object]) -> None:
-        """Nothing of interest."""
-
-
 def _compiled(gm: GraphModule, case: Case, given: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], str]:
     """What the graph becomes, by the stack or, frozen and joint, by the lowering; and what was seen of that."""
-    marks, chosen = _Marks([]), case.seed.options
+    marks, chosen = Marks(), case.seed.options
     recorder = aotkit.Recorder().shown_to(marks)
     if case.mode in ("inference", "training"):
         options = aotkit.Options(fallback="error", cache=False, verify=True, rng="eager").patch(**chosen)
