@@ -252,3 +252,19 @@ def test_fuel_and_names_leave_the_passes_out() -> None:
         assert prepare_joint_graph(joint) is not joint
         for options in (LowerOptions(disable=names), LowerOptions(fuel=0)):
             assert prepare_joint_graph(joint, options) is joint
+
+
+@pytest.mark.parametrize("largest", [torch.amax, torch.amin])
+def test_the_gradient_of_a_largest_number_finds_it_again(largest: Callable[..., torch.Tensor]) -> None:
+    """The softmax that it is the largest of was computed anew in the backward, with other last bits: nothing equalled
+    it, and the gradient was 0 / 0."""
+    scores = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(0))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return largest(scores.softmax(-1) * x, -1, keepdim=True)
+
+    x = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    (want,) = torch.autograd.grad(f(x).sum(), x)
+    compiled = torch.compile(f, backend=aotkit.make_backend(aotkit.Options(fallback="error", cache=False)))
+    (got,) = torch.autograd.grad(compiled(x).sum(), x)
+    torch.testing.assert_close(got, want)

@@ -65,6 +65,21 @@ def test_an_argument_that_a_call_computes_itself_is_not_saved(takes_in):
     assert ("exp" in saved) == (not takes_in)
 
 
+@pytest.mark.parametrize("compare", [aten.eq.Tensor, aten.lt.Tensor])
+def test_what_decides_which_elements_are_equal_is_not_computed_anew(compare):
+    """As in the gradient of ``amax``; what elementwise ops make of it has the same bits again."""
+    build = Builder("primals_1", "primals_2", "tangents_1")
+    x, y, tangent = build.inputs
+    scaled = build.call(aten.mul.Tensor, build.call(aten._softmax.default, x, -1, False), y)
+    top = build.call(aten.amax.default, scaled, [-1], True, val=torch.empty(4, 1, device="meta"))
+    equal = build.call(compare, scaled, top, val=torch.empty(4, 4, dtype=torch.bool, device="meta"))
+    grad = build.call(aten.mul.Tensor, tangent, build.call(aten.div.Tensor, equal, y))
+    result = partition(build.module(top, grad), 1)
+    again = result.backward.graph.find_nodes(op="call_function", target=aten._softmax.default)
+    assert bool(again) == (compare is aten.lt.Tensor)
+    assert bans(result).get("_softmax", "").startswith("the backward looks for equal") == (compare is aten.eq.Tensor)
+
+
 @pytest.mark.covers("F3.58")
 def test_what_reads_an_input_behind_a_write_is_not_made_again_and_what_reads_it_before_is():
     build = Builder("primals_1", "primals_2", "tangents_1")

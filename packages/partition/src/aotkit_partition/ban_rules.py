@@ -25,6 +25,7 @@ class BanContext:
     distance: list[int]
     far_use: list[str | None]
     gathered: list[bool]  # see :func:`regathered`
+    compared: set[int]  # see :func:`_compared`
 
 
 def ban_reasons(
@@ -39,6 +40,7 @@ def ban_reasons(
         distances_from_backward(joint),
         _far_uses(joint, options),
         regathered(joint, options),
+        _compared(joint),
     )
     reasons = [None if joint.in_backward[index] else ban_reason(ctx, index) for index in range(len(joint.nodes))]
     _break_long_chains(ctx, reasons)
@@ -136,6 +138,12 @@ def _ban_inexact(ctx: BanContext, index: int) -> str | None:
     return None
 
 
+def _ban_compared(ctx: BanContext, index: int) -> str | None:
+    if index in ctx.compared:
+        return "the backward looks for equal elements, and another fusion may give it other bits"
+    return None
+
+
 def _ban_materialized_in_backward(ctx: BanContext, index: int) -> str | None:
     if not ctx.options.ban_materialized_in_backward:
         return None
@@ -179,6 +187,7 @@ _HARD_RULES: tuple[_Rule, ...] = (
     _ban_overwritten,
     _ban_random,
     _ban_collective,
+    _ban_compared,
     _ban_saved_by_policy,
 )
 _COST_RULES: tuple[_Rule, ...] = (
@@ -190,6 +199,31 @@ _COST_RULES: tuple[_Rule, ...] = (
     _ban_reduction,
     _ban_far_use,
 )
+
+
+def _compared(joint: JointGraph) -> set[int]:
+    """Sums, norms and products of the forward that decide whether elements are equal for the backward.
+
+    The gradient of ``amax`` goes to the elements that equal it, divided by their number. If they were computed anew,
+    and the maximum was not, a bit in the last place could make that number 0.
+    """
+    found = set[int]()
+    for index, facts in enumerate(joint.facts):
+        if joint.in_forward[index] or facts.name != "aten.eq" or len(joint.inputs_of[index]) < 2:
+            continue
+        pending, seen = [*joint.inputs_of[index]], {*joint.inputs_of[index]}
+        while pending:
+            current = pending.pop()
+            facts = joint.facts[current]
+            if joint.nodes[current].op != "call_function" or joint.in_backward[current] or facts.is_symbolic:
+                continue
+            if joint.in_forward[current] and not (facts.is_exact or facts.is_getitem):
+                found.add(current)
+                continue
+            new = [used for used in joint.inputs_of[current] if used not in seen]
+            seen.update(new)
+            pending += new
+    return found
 
 
 def _far_uses(joint: JointGraph, options: PartitionOptions) -> list[str | None]:
