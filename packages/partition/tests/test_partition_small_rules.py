@@ -77,7 +77,22 @@ def test_what_decides_which_elements_are_equal_is_not_computed_anew(compare):
     result = partition(build.module(top, grad), 1)
     again = result.backward.graph.find_nodes(op="call_function", target=aten._softmax.default)
     assert bool(again) == (compare is aten.lt.Tensor)
-    assert bans(result).get("_softmax", "").startswith("the backward looks for equal") == (compare is aten.eq.Tensor)
+    assert bans(result).get("_softmax", "").startswith("it decides which elements") == (compare is aten.eq.Tensor)
+
+
+@pytest.mark.parametrize("compare", [aten.eq.Tensor, aten.ge.Tensor])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_choice_of_the_forward_is_not_made_again_from_other_bits(compare, exact):
+    build = Builder("primals_1", "primals_2", "tangents_1")
+    x, y, tangent = build.inputs
+    weights = build.call(aten.exp.default, x) if exact else build.call(aten._softmax.default, x, -1, False)
+    scaled = build.call(aten.mul.Tensor, weights, y)
+    chosen = build.call(compare, scaled, y, val=torch.empty(4, 4, dtype=torch.bool, device="meta"))
+    out = build.call(aten.mul.Tensor, chosen, y)
+    result = partition(build.module(out, build.call(aten.mul.Tensor, tangent, chosen)), 1)
+    reason = bans(result).get(compare.__name__.split(".")[0], "")
+    assert reason.startswith("it decides which elements") == (not exact)
+    assert exact or not result.backward.graph.find_nodes(op="call_function", target=compare)
 
 
 @pytest.mark.covers("F3.58")

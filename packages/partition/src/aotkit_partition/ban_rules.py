@@ -140,7 +140,7 @@ def _ban_inexact(ctx: BanContext, index: int) -> str | None:
 
 def _ban_compared(ctx: BanContext, index: int) -> str | None:
     if index in ctx.compared:
-        return "the backward looks for equal elements, and another fusion may give it other bits"
+        return "it decides which elements are chosen, and another fusion may give it other bits"
     return None
 
 
@@ -201,28 +201,46 @@ _COST_RULES: tuple[_Rule, ...] = (
 )
 
 
-def _compared(joint: JointGraph) -> set[int]:
-    """Sums, norms and products of the forward that decide whether elements are equal for the backward.
+_EQUALITIES = frozenset({"aten.eq", "aten.ne"})
+_ORDERS = frozenset({"aten.lt", "aten.le", "aten.gt", "aten.ge"})
+_CHOICES = frozenset({"aten.argmax", "aten.argmin", "aten.max", "aten.min"})  # of places; without a dimension of one
 
-    The gradient of ``amax`` goes to the elements that equal it, divided by their number. If they were computed anew,
-    and the maximum was not, a bit in the last place could make that number 0.
+
+def _compared(joint: JointGraph) -> set[int]:
+    """Nodes of the forward that decide which elements are chosen, and must not be computed anew with other last bits.
+
+    The gradient of ``amax`` goes to the elements that equal it, divided by their number: if they were computed anew,
+    and the maximum was not, that number could be 0. So sums, norms and products that the backward looks for equal
+    elements in are named here, and comparisons and choices of the forward that depend on such: their results are small.
     """
     found = set[int]()
     for index, facts in enumerate(joint.facts):
-        if joint.in_forward[index] or facts.name != "aten.eq" or len(joint.inputs_of[index]) < 2:
+        pairs = facts.name in _EQUALITIES | _ORDERS and len(joint.inputs_of[index]) > 1
+        if not (pairs or facts.name in _CHOICES):
             continue
-        pending, seen = [*joint.inputs_of[index]], {*joint.inputs_of[index]}
-        while pending:
-            current = pending.pop()
-            facts = joint.facts[current]
-            if joint.nodes[current].op != "call_function" or joint.in_backward[current] or facts.is_symbolic:
-                continue
-            if joint.in_forward[current] and not (facts.is_exact or facts.is_getitem):
-                found.add(current)
-                continue
-            new = [used for used in joint.inputs_of[current] if used not in seen]
-            seen.update(new)
-            pending += new
+        inexact = _inexact_operands(joint, index)
+        if inexact and joint.in_forward[index]:
+            found.add(index)
+        elif facts.name in _EQUALITIES:
+            found |= inexact
+    return found
+
+
+def _inexact_operands(joint: JointGraph, index: int) -> set[int]:
+    """The last operators of the forward before a node whose results may have other bits when they are computed anew."""
+    found = set[int]()
+    pending, seen = [*joint.inputs_of[index]], {*joint.inputs_of[index]}
+    while pending:
+        current = pending.pop()
+        facts = joint.facts[current]
+        if joint.nodes[current].op != "call_function" or joint.in_backward[current] or facts.is_symbolic:
+            continue
+        if joint.in_forward[current] and not (facts.is_exact or facts.is_getitem):
+            found.add(current)
+            continue
+        new = [used for used in joint.inputs_of[current] if used not in seen]
+        seen.update(new)
+        pending += new
     return found
 
 

@@ -114,7 +114,9 @@ def _fuse_one(program: Program, records: list[Decision], limits: _Limits, done: 
         for other, anchor in _partners(program, position, buffers):
             row_nest = program.steps[other]
             assert isinstance(row_nest, LoopNest)
-            made = _mixed(row_nest, column_nest, columns, anchor, buffers, limits)
+            made = _written_otherwise(row_nest, column_nest, position < other, root) or _mixed(
+                row_nest, column_nest, columns, anchor, buffers, limits
+            )
             place = _place(program.steps, other, position, root) if not isinstance(made, str) else None
             if place is None:
                 reason = made if isinstance(made, str) else "another step must run between them"
@@ -184,6 +186,17 @@ def _place(steps: Sequence[Step], rows: int, columns: int, root: Mapping[str, st
         if clear:
             return place
     return None
+
+
+def _written_otherwise(rows: LoopNest, columns: LoopNest, columns_first: bool, root: Mapping[str, str]) -> str | None:
+    """Why the column nest would read other numbers in the row nest than in its own place, or ``None``."""
+    written, read = {root[name] for name in rows.writes}, [name for name in columns.reads if name not in rows.writes]
+    if columns_first and not written.isdisjoint(root[name] for name in columns.reads):
+        return "the rows overwrite what is summed"
+    if not written.isdisjoint(root[name] for name in read):
+        return "the rows write what is summed under another name"
+    touched = written.union(root[name] for name in rows.reads)
+    return None if touched.isdisjoint(root[name] for name in columns.writes) else "the one uses the sums of the other"
 
 
 # -- the nests -------------------------------------------------------------------------------------------
@@ -366,8 +379,6 @@ def _illegal(
             return f"it reads other elements of {access.buffer} than the row in hand"
         if store.stage > joined:
             return f"{access.buffer} is known after the last pass over the columns only"
-    if not column_kernel.stores.keys().isdisjoint((*rows.reads, *rows.writes)):
-        return "the one uses the sums of the other"
     return None
 
 
