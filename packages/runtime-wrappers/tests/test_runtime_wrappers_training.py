@@ -487,6 +487,17 @@ def test_gradients_of_forward_mode_are_refused(how):
         torch.testing.assert_close(call([x])[0].detach(), x.sin())
 
 
+def test_gradients_of_gradients_in_forward_mode_are_refused(how):
+    x = torch.randn(3, requires_grad=True)
+    (result,) = bind_sine(how, x)([x])
+    with forward_ad.dual_level():
+        tangent = forward_ad.make_dual(torch.ones(3), torch.randn(3))
+        with pytest.raises(WrapperError, match="dual tensors"):
+            torch.autograd.grad(result, x, tangent, retain_graph=True)
+        (gradient,) = torch.autograd.grad(result, x, torch.ones(3))
+    torch.testing.assert_close(gradient, x.detach().cos())
+
+
 @pytest.mark.covers("F1.24")
 def test_what_the_backward_writes_to_is_handed_to_it_as_it_is_by_then_and_given_its_new_value(how):
     x, scale = torch.randn(3, requires_grad=True), torch.ones(3)

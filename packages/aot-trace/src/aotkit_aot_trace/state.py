@@ -107,15 +107,17 @@ def _is_dual() -> bool:
 
 @contextmanager
 def preserved_state() -> Iterator[None]:
-    """Restore random state, grad mode, autocast and transforms, whatever happens inside."""
+    """Restore random state, grad mode and autocast, whatever happens inside, and transforms if it fails."""
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     grad_mode = torch.is_grad_enabled()
     autocast, transforms = AutocastState.now(), TransformState.now()
     try:
         yield
-    finally:
+    except BaseException:
         transforms.restore()
+        raise
+    finally:
         torch._C._set_grad_enabled(grad_mode)
         autocast.restore()
         torch.set_rng_state(cpu_rng)

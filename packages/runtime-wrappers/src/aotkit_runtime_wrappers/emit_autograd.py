@@ -98,6 +98,8 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     out.add(f"def backward(ctx, {', '.join(tangents)}):", 0)
     out.add(f"if {' and '.join(f'{t} is None' for t in tangents)}:")
     out.add(f"return {', '.join(['None'] * (count + 1))}", 2)
+    out.add("if _forward_ad._current_level >= 0:")
+    out.add(f"_refuse_duals([{', '.join(tangents)}])", 2)
     if call.backward_symbols:
         out.add(f"[{', '.join(b.symbol for b in call.backward_symbols)}] = ctx.symbols")
     in_order = [f"tg{t.forward_output}" for t in call.tangents]

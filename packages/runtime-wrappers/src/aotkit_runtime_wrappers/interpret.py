@@ -153,6 +153,8 @@ class _InterpretedGraph(torch.autograd.Function):
         nothing = (None,) * 5
         if all(tangent is None for tangent in incoming):
             return (*nothing, *(None for _ in call.differentiable_inputs))
+        if forward_ad._current_level >= 0:
+            refuse_duals(incoming)
         symbols = dict(zip((b.symbol for b in call.backward_symbols), ctx.symbols, strict=True))
         by_output = dict(zip(call.differentiable_outputs, incoming, strict=True))
         tangents: list[Any] = []

@@ -63,9 +63,9 @@ def refuse_duals(args: Sequence[Any]) -> None:
     """Refuse tensors with gradients of forward mode, which compiled code would drop."""
     if any(isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in args):
         raise WrapperError(
-            "a compiled graph was called with dual tensors (torch.autograd.forward_ad) and has no gradients of forward "
-            "mode; compile the function that makes the dual tensors instead, or run this part in eager "
-            "(torch.compiler.disable)"
+            "a compiled graph was called with dual tensors (torch.autograd.forward_ad), or its gradients were, and it "
+            "has no gradients of forward mode; compile the function that makes the dual tensors instead, or run this "
+            "part in eager (torch.compiler.disable)"
         )
 
 

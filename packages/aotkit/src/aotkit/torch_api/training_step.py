@@ -160,7 +160,7 @@ class _Source:
         slots, values = [], []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                for key, value in sorted(state[parameter].items()):
+                for key, value in sorted(state.get(parameter, {}).items()):
                     if value is None:
                         continue
                     if not isinstance(value, torch.Tensor):

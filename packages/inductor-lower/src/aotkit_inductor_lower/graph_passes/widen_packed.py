@@ -8,7 +8,8 @@ Note [Packed weights as floats]
     ATen multiplies packed weights in registers. With many rows that is as fast as its products of floats only for
     bfloat16 and with vectors of 512 bits. With those of 256 bits a prompt of 512 tokens of an int4 model takes 3.3 s,
     as floats 1.7 (`python -m tools.bench.decode --prefill --formats float32 int4`, AMD EPYC, Zen 3), and for float32
-    and float16 there are no vectors at all. Writing the weight as floats takes a tenth of their product with 512 rows.
+    and float16 there are no vectors at all (as seen on Zen 3; with AVX-512 this was not measured). To write the weight
+    as floats takes little beside their product with hundreds of rows.
     Blocks of :data:`BLOCK` bytes are written and multiplied one after the other, so that they stay in the caches and
     large weights take no memory as floats.
 
@@ -25,6 +26,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.packed_weights import INT4, INT8, misfit, panel_columns
+from ..ops.positions import at_hand
 from ..passes import Pass, PassContext
 from .node_facts import before_writes
 from .patterns import emit
@@ -62,11 +64,11 @@ def _dtype(arg: Any) -> str:
 
 
 def _widen(graph: Graph, node: Node, least: int) -> bool:
-    """Replace a call, if it has so many rows, or if nobody knows how many it has."""
+    """Replace a call, if it has so many rows, or has them at hand and may have others."""
     given: list[Any] = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args]
     x, weight, *_, scales = given
-    rows, known = x.shape[0], all(isinstance(size, int) and size > 0 for size in (x.shape[1], *weight.shape))
-    if (isinstance(rows, int) and rows < least) or not known:
+    known = all(isinstance(size, int) and size > 0 for size in (x.shape[1], *weight.shape))
+    if not known or at_hand(x.shape[0]) < least:
         return False
     taken = scales.dtype is x.dtype and weight.is_contiguous() and scales.is_contiguous()
     block = _WIDENERS[node.target](node) if taken and x.stride() == (x.shape[1], 1) else None  # others ATen refuses

@@ -16,7 +16,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["Number", "begin_of", "length_of", "lies_in_order", "same_number", "same_sizes", "select_position", "sign"]
+__all__ = ["Number", "at_hand", "begin_of", "length_of", "lies_in_order", "same_number", "same_sizes"]
+__all__ += ["select_position", "sign"]
 
 Number = int | torch.SymInt
 
@@ -95,3 +96,10 @@ def _number(value: object) -> Number | None:
     if isinstance(value, Node):
         value = value.meta.get("val")
     return value if isinstance(value, int | torch.SymInt) else None
+
+
+def at_hand(number: int | torch.SymInt) -> int:
+    """What the number was when the graph was captured, 0 if nothing is known of it."""
+    if isinstance(number, torch.SymInt):
+        return number.node.hint if number.node.has_hint() else 0
+    return number

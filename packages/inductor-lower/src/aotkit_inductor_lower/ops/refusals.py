@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .positions import lies_in_order, same_number, same_sizes
+from .positions import at_hand, lies_in_order, same_number, same_sizes
 from .sizes import sizes_misfit
 
 __all__ = ["fits", "misfit", "refusal"]
@@ -186,20 +186,13 @@ def _certainly_apart(x: torch.Tensor) -> bool:
     if any(type(stride) is int and stride == 0 for stride in x.stride()):
         return True  # copied before it is written to
     least: int | torch.SymInt = 1
-    for dim in sorted(range(x.dim()), key=lambda d: (_hint(x.stride()[d]), _hint(x.shape[d]))):
+    for dim in sorted(range(x.dim()), key=lambda d: (at_hand(x.stride()[d]), at_hand(x.shape[d]))):
         if same_number(x.shape[dim], 1):
             continue
         if not statically_known_true(x.stride(dim) >= least):
             return False
         least = x.stride(dim) * x.shape[dim]
     return True
-
-
-def _hint(number: int | torch.SymInt) -> int:
-    """What the number was when the graph was captured, 0 if nothing is known of it."""
-    if isinstance(number, torch.SymInt):
-        return number.node.hint if number.node.has_hint() else 0
-    return number
 
 
 def _by_planes(node: Node) -> str | None:
