@@ -111,13 +111,13 @@ def preserved_state() -> Iterator[None]:
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     grad_mode = torch.is_grad_enabled()
-    autocast, transforms = AutocastState.now(), TransformState.now()
+    autocast, transforms, done = AutocastState.now(), TransformState.now(), False
     try:
         yield
-    except BaseException:
-        transforms.restore()
-        raise
+        done = True
     finally:
+        if not done:
+            transforms.restore()
         torch._C._set_grad_enabled(grad_mode)
         autocast.restore()
         torch.set_rng_state(cpu_rng)

@@ -213,35 +213,36 @@ def _compared(joint: JointGraph) -> set[int]:
     and the maximum was not, that number could be 0. So sums, norms and products that the backward looks for equal
     elements in are named here, and comparisons and choices of the forward that depend on such: their results are small.
     """
-    found = set[int]()
+    found, equalities = set[int](), list[int]()
+    varies = list[bool]()  # per node, whether it may have other bits when it is computed anew
     for index, facts in enumerate(joint.facts):
-        pairs = facts.name in _EQUALITIES | _ORDERS and len(joint.inputs_of[index]) > 1
-        if not (pairs or facts.name in _CHOICES):
-            continue
-        inexact = _inexact_operands(joint, index)
-        if inexact and joint.in_forward[index]:
-            found.add(index)
-        elif facts.name in _EQUALITIES:
-            found |= inexact
-    return found
-
-
-def _inexact_operands(joint: JointGraph, index: int) -> set[int]:
-    """The last operators of the forward before a node whose results may have other bits when they are computed anew."""
-    found = set[int]()
-    pending, seen = [*joint.inputs_of[index]], {*joint.inputs_of[index]}
+        used = joint.inputs_of[index]
+        depends = any(varies[other] for other in used)
+        kept = joint.nodes[index].op != "call_function" or joint.in_backward[index] or facts.is_symbolic
+        varies.append(not kept and (depends or _is_inexact(joint, index)))
+        compares = facts.name in _EQUALITIES | _ORDERS and len(used) > 1
+        if joint.in_forward[index]:
+            if depends and (compares or facts.name in _CHOICES):
+                found.add(index)
+        elif compares and facts.name in _EQUALITIES:
+            equalities += used
+    seen, pending = set(equalities), equalities
     while pending:
-        current = pending.pop()
-        facts = joint.facts[current]
-        if joint.nodes[current].op != "call_function" or joint.in_backward[current] or facts.is_symbolic:
+        index = pending.pop()
+        if not varies[index]:
             continue
-        if joint.in_forward[current] and not (facts.is_exact or facts.is_getitem):
-            found.add(current)
+        if _is_inexact(joint, index):
+            found.add(index)
             continue
-        new = [used for used in joint.inputs_of[current] if used not in seen]
-        seen.update(new)
-        pending += new
+        pending += [used for used in joint.inputs_of[index] if used not in seen]
+        seen.update(joint.inputs_of[index])
     return found
+
+
+def _is_inexact(joint: JointGraph, index: int) -> bool:
+    """Whether a node is of the forward and may round otherwise in another kernel, as sums, norms and products do."""
+    facts = joint.facts[index]
+    return joint.in_forward[index] and not (facts.is_exact or facts.is_getitem)
 
 
 def _far_uses(joint: JointGraph, options: PartitionOptions) -> list[str | None]:
