@@ -210,6 +210,17 @@ def _dynamic(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> list[torch.Te
     return [(torch._int_mm(q, w.t()).to(x.dtype) * scale) * s]
 
 
+_FOUR_BITS = Input("w", (64, 64), fill="int4", weight=True), Input("s", (2, 64, 2), scale=0.03, weight=True)
+
+
+def _of_four_bits(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
+    return [aten._weight_int4pack_mm_for_cpu(x, w, 32, s) + 1]
+
+
+def _of_bytes(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
+    return [aten._weight_int8pack_mm(x, w, s)]
+
+
 def _shifted(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
     q, scale = _rows_of_bytes(x)
     shifted = (q.to(torch.int32) + 128).to(torch.uint8)
@@ -249,7 +260,7 @@ _PRODUCTS = (
     ),
     Seed(
         "packed int8",
-        lambda x, w, s: [aten._weight_int8pack_mm(x, w, s)],
+        _of_bytes,
         (Input("x", (3, 32)), *_weights(24, 32)),
         (INFERENCE,),
         "our own.*int8pack",
@@ -257,12 +268,8 @@ _PRODUCTS = (
     ),
     Seed(
         "packed int4",
-        lambda x, w, s: [aten._weight_int4pack_mm_for_cpu(x, w, 32, s) + 1],
-        (
-            Input("x", (3, 64)),
-            Input("w", (64, 64), fill="int4", weight=True),
-            Input("s", (2, 64, 2), scale=0.03, weight=True),
-        ),
+        _of_four_bits,
+        (Input("x", (3, 64)), *_FOUR_BITS),
         (INFERENCE,),
         "our own.*int4pack",
         options=_GENERATED,
@@ -270,19 +277,15 @@ _PRODUCTS = (
     ),
     Seed(
         "packed int8, many",
-        lambda x, w, s: [aten._weight_int8pack_mm(x, w, s)],
+        _of_bytes,
         (Input("x", (40, 32)), *_weights(24, 32)),
         (INFERENCE, FROZEN),
         "widen-packed",
     ),
     Seed(
         "packed int4, many",
-        lambda x, w, s: [aten._weight_int4pack_mm_for_cpu(x, w, 32, s) + 1],
-        (
-            Input("x", (40, 64)),
-            Input("w", (64, 64), fill="int4", weight=True),
-            Input("s", (2, 64, 2), scale=0.03, weight=True),
-        ),
+        _of_four_bits,
+        (Input("x", (40, 64)), *_FOUR_BITS),
         (INFERENCE, FROZEN),
         "widen-packed",
     ),

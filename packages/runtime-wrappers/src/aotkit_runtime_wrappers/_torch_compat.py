@@ -18,6 +18,7 @@ __all__ = [
     "dtype_from_name",
     "fake_mode_of",
     "fast_apply",
+    "forward_ad",
     "graph_is_kept",
     "hide_from_dynamo",
     "lazy_backward_info",
@@ -43,6 +44,9 @@ saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_defa
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether the caller runs under a ``torch.func`` transform such as ``vmap``."""
+
+forward_ad: Any = torch.autograd.forward_ad
+"""Its number ``_current_level`` is not negative while dual tensors of forward mode may be made."""
 
 profiler: Any = torch.autograd.profiler
 """Its flag ``_is_profiler_enabled`` says whether a profiler records."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from ._observer import SILENT, Observer
 from ._torch_compat import (
     autocast_enabled,
     fast_apply,
+    forward_ad,
     hide_from_dynamo,
     profiler,
     record_range,
@@ -57,6 +57,7 @@ _RUNTIME: dict[str, Any] = {
     "_autocast_enabled": autocast_enabled,
     "_coerce_tangent": take_tangent,
     "_drop_values": drop_values,
+    "_forward_ad": forward_ad,
     "_histories": histories,
     "_is_foreign": is_foreign,
     "_is_grad_enabled": torch.is_grad_enabled,
@@ -67,7 +68,6 @@ _RUNTIME: dict[str, Any] = {
     "_placed": placed,
     "_profiler": profiler,
     "_record_range": record_range,
-    "_forward_ad": forward_ad,
     "_refuse_duals": refuse_duals,
     "_refuse_transform": refuse_transform,
     "_remember": remember,

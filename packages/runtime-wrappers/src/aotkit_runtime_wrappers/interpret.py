@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ._observer import SILENT, Observer
-from ._torch_compat import autocast_enabled, dtype_from_name, transforms_active, unsafe_view
+from ._torch_compat import autocast_enabled, dtype_from_name, forward_ad, transforms_active, unsafe_view
 from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
 from .dims import evaluate_all

@@ -8,9 +8,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from ._torch_compat import advance_version, disable_autocast, dtype_from_name, put_versions, unsafe_view
+from ._torch_compat import (
+    advance_version,
+    disable_autocast,
+    dtype_from_name,
+    forward_ad,
+    put_versions,
+    unsafe_view,
+)
 from .boxed import BoxedCallable
 from .contract import ViewSpec, with_lazy_bits, without_lazy_bits
 from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, WrapperError
