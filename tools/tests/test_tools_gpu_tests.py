@@ -64,7 +64,7 @@ def test_a_file_that_hangs_ends(tmp_path):
     assert gpu_tests.main([str(tmp_path / "test_hangs.py"), "--seconds", "5"]) == 1
 
 
-@pytest.mark.nightly("the dry run of the device's script starts from the sources alone, too")
+@pytest.mark.nightly("all GPU tests, which are collected in such a process, import the packages from there as well")
 def test_the_benchmark_of_recordings_runs_from_the_sources_alone():
     code = """
 import torch

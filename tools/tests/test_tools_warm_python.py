@@ -121,7 +121,6 @@ threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     assert of_torch.run(["-c", code], only_torch=True).stdout == "thread\ntaken apart\n"
 
 
-@pytest.mark.nightly("no test at a push reads such logs of a fork")
 def test_variables_of_logs_hold_in_a_fork(of_torch: WarmPython, tmp_path: Path) -> None:
     code = "import torch; torch._logging.trace_structured('artifact', lambda: {'name': 'x'}, payload_fn=lambda: 'y')"
     for folder in ("one", "two"):

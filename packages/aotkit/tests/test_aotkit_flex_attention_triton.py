@@ -172,7 +172,6 @@ def test_masks_and_biases_are_computed_in_the_kernels(score_mod: Any, mask_mod: 
     check(got, run, args, torch.bfloat16)
 
 
-@pytest.mark.nightly("Triton's interpreter is slow")
 @pytest.mark.parametrize("score_mod", [squared])
 def test_other_functions_of_scores_are_written_out_and_explain_says_so(score_mod: Any) -> None:
     run, args = calling(score_mod, causal), operands(torch.bfloat16)
