@@ -210,14 +210,14 @@ def install(session: nox.Session, *requirements: str) -> None:
     pip(session, "install", "-q", "-c", CONSTRAINTS, *requirements)
 
 
-def pytest(session: nox.Session, *arguments: str, workers: int = 0, **env: str) -> None:
+def pytest(session: nox.Session, *arguments: str, workers: int = 0, share_by: str = "worksteal", **env: str) -> None:
     """Run pytest from the repository root; the session's positional arguments come last.
 
-    ``workers`` processes share the tests, unless there are positional arguments, which are for one who looks closely.
-    The tests that took longest are listed at the end.
+    ``workers`` processes share the tests, unless there are positional arguments, which are for one who looks closely;
+    ``share_by="loadfile"`` leaves each file to one of them. The tests that took longest are listed at the end.
     """
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **env}
-    parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 and not session.posargs else ()
+    parallel = ("-n", str(workers), "--dist", share_by) if workers > 1 and not session.posargs else ()
     slowest = ("--durations=15", "--durations-min=4")
     command = ("python", "-m", "pytest", "-p", "no:cacheprovider", *slowest)
     session.run(*command, *arguments, *parallel, *session.posargs, env=env)
@@ -568,7 +568,7 @@ def system_tests(session: nox.Session) -> None:
     install_everything(session, "redis", "tlparse")
     system_packages(session)
     build_site(session, again=False)  # the session `docs` may have done it
-    pytest(session, "tools/tests/system", "-m", "system")
+    pytest(session, "tools/tests/system", "-m", "system", workers=2, share_by="loadfile")  # files share what they start
 
 
 @session_without_pip
