@@ -213,3 +213,62 @@ def test_zeros_that_are_not_launched_leave_no_gap_in_a_segment_of_their_own() ->
         torch.testing.assert_close(ours, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
     with pytest.raises(IndexError, match="index"):
         bound([*args[:3], torch.tensor([5, 264])])
+
+
+def sum_of_columns(g: Any, x: Any, *factors: Any) -> Any:
+    y = g + x
+    for factor in factors:
+        y = y * factor
+    return y, y.to(torch.float32).sum((0, 1))
+
+
+def walked_over(*args: torch.Tensor) -> tuple[Compiled, KernelSource]:
+    """What is lowered of a sum of columns, and the kernel that walks over the rows."""
+    lowered = lower(sum_of_columns, args)
+    (walked,) = (s for s in sources(lowered.program) if "sums0" in s.text)
+    return lowered, walked
+
+
+def two(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [random(8, rows, columns, dtype=dtype) for _ in range(2)]
+
+
+@pytest.mark.parametrize(("columns", "together"), [(150, 4), (158, 4), (157, 8)])
+def test_odd_rows_are_walked_several_at_once(columns: int, together: int) -> None:
+    _, walked = walked_over(*two(256, columns))
+    assert walked.text.count("tl.debug_barrier") == together - 1 and f"< {together * columns}" in walked.text
+    ptx: Any = compile_kernel(walked, 90, keep_ptx=True).ptx
+    widths = vector_bytes(ptx, "ld")
+    assert 2 not in widths and widths.count(16) >= 4  # those of 4 and 8 are of the sums
+
+
+@pytest.mark.parametrize("rows", [256, 264])
+def test_sums_of_rows_that_are_walked_together_are_those_of_eager_mode(rows: int) -> None:
+    args = two(rows, 150)
+    lowered, walked = walked_over(*args)
+    assert "tl.debug_barrier" in walked.text
+    got = bind_program(lowered.program, lowered.constants)([*args])
+    for ours, want in zip(got, sum_of_columns(*args), strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4)
+
+
+ONE_BY_ONE = {
+    "rows that begin well": (264, torch.bfloat16),
+    "two numbers at once": (150, torch.float32),
+    "long rows": (514, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_other_rows_are_walked_one_by_one(name: str) -> None:
+    assert "tl.debug_barrier" not in walked_over(*two(256, *ONE_BY_ONE[name]))[1].text
+
+
+def test_odd_rows_with_a_number_of_each_are_walked_one_by_one() -> None:
+    args = (*two(256, 150), random(8, 256, 1, dtype=torch.bfloat16))
+    lowered, walked = walked_over(*args)
+    assert "tl.debug_barrier" not in walked.text
+    for ours, want in zip(
+        bind_program(lowered.program, lowered.constants)([*args]), sum_of_columns(*args), strict=True
+    ):
+        torch.testing.assert_close(ours, want, rtol=1e-2, atol=1e-2)

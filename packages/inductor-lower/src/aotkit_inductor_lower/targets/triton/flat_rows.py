@@ -7,23 +7,32 @@ Note [Flat rows]
     What has one number for each row, or one for each column, is then found by a quotient, or a remainder: it is little
     enough to stay in a cache. Long rows stay: they are worth an aligned start each, see Note [Odd rows] in
     :mod:`.map_loops`.
+
+Note [Rows that are walked together]
+    Where a program instance walks over rows and sums their columns (Note [Walked rows] in :mod:`.walked_rows`), rows of
+    150 halves, which begin at multiples of four bytes, are taken four by four: 600 halves begin at multiples of
+    sixteen. The line of sums is as long then, and its quarters are added at the end, in the memory of the sums, which is
+    in a cache: ``tl.gather`` would keep them in registers, but a line of 2048 takes half a minute to compile. For this
+    nothing may be one number of a row.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
-from ...ir import Load, Store
-from ...ir.walk import instructions
+from ...ir import Load, Reduce, Store
+from ...ir.walk import accesses, instructions
 from ...kernel_ir.nodes import Kernel, Loop
-from ...kernel_ir.walk import map_expressions
+from ...kernel_ir.walk import map_expressions, nested
 from ...symbolic import Expr, Symbol, floordiv, mod, sym, to_expr
-from .sectors import row_start
+from .sectors import WIDEST, bytes_of, row_start
 
-__all__ = ["flat_rows"]
+__all__ = ["flat_rows", "walked_together"]
 
 _SHORT = 512  # elements of a row
 _AT_ONCE = 8  # bytes that a thread should load
+_TOGETHER = (2, 4, 8)  # rows
 
 
 def flat_rows(kernel: Kernel) -> Kernel:
@@ -56,6 +65,44 @@ def flat_rows(kernel: Kernel) -> Kernel:
 
     grid = (*outer, replace(row, extent=rows.extent * row.extent))
     return replace(map_expressions(kernel, joined), grid=grid)
+
+
+def walked_together(kernel: Kernel, walked: Loop) -> tuple[Kernel, Loop]:
+    """The kernel with several iterations of the loop ``walked`` of its grid as one, and that loop, where this lets a
+    thread load more at once; see Note [Rows that are walked together]."""
+    body, count = instructions(kernel.body), walked.extent.constant or 0
+    row = kernel.body[0] if len(kernel.body) == 1 else None
+    if not isinstance(row, Loop) or any(isinstance(stmt, Loop) for stmt in row.body) or kernel.scratch:
+        return kernel, walked
+    length, both = row.extent.constant, {Symbol(walked.symbol), Symbol(row.symbol)}
+    whole = [i for i in accesses(body) if Symbol(walked.symbol) in i.indices[0].symbols]
+    touching = all(both <= i.indices[0].symbols and _touches(i.indices[0], walked, row) for i in whole)
+    read = [i for i in whole if isinstance(i, Load)]
+    if not length or not 1 < length <= _SHORT or not touching or any(isinstance(i, Reduce) for i in body):
+        return kernel, walked
+    if min((row_start(i, Symbol(row.symbol)) for i in read), default=_AT_ONCE) >= _AT_ONCE:
+        return kernel, walked
+    for rows in _TOGETHER:
+        starts = [gcd(_start_of_run(i, walked, row), rows * length * bytes_of(i)) for i in read]
+        if count % rows == 0 and min(starts) >= WIDEST:
+            return _by_so_many(kernel, walked, row, rows)
+    return kernel, walked
+
+
+def _start_of_run(access: Load, rows: Loop, row: Loop) -> int:
+    return row_start(access, Symbol(row.symbol), also=Symbol(rows.symbol))
+
+
+def _by_so_many(kernel: Kernel, walked: Loop, row: Loop, rows: int) -> tuple[Kernel, Loop]:
+    """``rows`` iterations of ``walked`` as one, and a loop over these around that over a row."""
+    those = Loop(f"{row.symbol}_of", to_expr(rows))
+    place = {Symbol(walked.symbol): sym(walked.symbol) * rows + sym(those.symbol)}
+    made = map_expressions(kernel, lambda expr: expr.substitute(place))
+    (inner,) = made.body
+    assert isinstance(inner, Loop)
+    loop = replace(walked, extent=to_expr((walked.extent.constant or 0) // rows))
+    grid = tuple(loop if each is walked else each for each in kernel.grid)
+    return replace(made, grid=grid, body=nested([those, inner], inner.body)), loop
 
 
 def _touches(expr: Expr, rows: Loop, row: Loop) -> bool:

@@ -44,7 +44,7 @@ from ...kernel_ir.nodes import LOOP_KINDS, Kernel, Loop, LoopMap, Stmt, Tail
 from ...kernel_ir.walk import PerfectNest, memories, nested, perfect_nests
 from ...ops.dtypes import ATOMIC
 from ...symbolic import Expr, Symbol
-from .flat_rows import flat_rows
+from .flat_rows import flat_rows, walked_together
 from .records import Config, Gpu
 from .sectors import loads_odd_rows, moved_bytes, narrowest
 from .walked_rows import walked_loop
@@ -122,6 +122,7 @@ def map_to(kernel: Kernel, names: Mapping[str, str], config: Config, persistent:
 
 def _map_walked(kernel: Kernel, walked: Loop, limits: TileLimits) -> Kernel:
     """The kernel with whole rows, of which a program instance takes some at once, see :mod:`.walked_rows`."""
+    kernel, walked = walked_together(kernel, walked)
     looped = [nest for nest in perfect_nests(kernel) if nest.loops]
     config = _walked_config(walked, looped, max(1, limits.reduction // 2048))
     width = config.block("XBLOCK")

@@ -22,7 +22,7 @@ from ...kernel_ir.walk import PerfectNest
 from ...ops.dtypes import bits
 from ...symbolic import Symbol
 
-__all__ = ["WIDEST", "loads_odd_rows", "moved_bytes", "narrowest", "neighbours_at_once", "row_start"]
+__all__ = ["WIDEST", "bytes_of", "loads_odd_rows", "moved_bytes", "narrowest", "neighbours_at_once", "row_start"]
 
 SECTOR = 32
 WIDEST = 16  # bytes that a thread loads at once
@@ -56,7 +56,7 @@ def loads_odd_rows(body: Sequence[Instr], loop: Symbol) -> bool:
 
 def neighbours_at_once(body: Sequence[Instr], loop: Symbol) -> int:
     """How many neighbours along a loop a thread can load at once, of each memory that is loaded along it."""
-    return min((max(1, _start(i, loop) // _size(i)) for i in body if isinstance(i, Load)), default=1)
+    return min((max(1, _start(i, loop) // bytes_of(i)) for i in body if isinstance(i, Load)), default=1)
 
 
 def _start(instr: Instr, loop: Symbol) -> int:
@@ -71,10 +71,11 @@ def row_start(access: Load, loop: Symbol, also: Symbol | None = None) -> int:
     if access.indices[0].coefficient(loop) != 1:
         return WIDEST
     own, terms = {(loop,), (also,)}, access.indices[0].terms
-    return math.gcd(WIDEST, *(factor * _size(access) for monomial, factor in terms if monomial not in own))
+    return math.gcd(WIDEST, *(factor * bytes_of(access) for monomial, factor in terms if monomial not in own))
 
 
-def _size(load: Load) -> int:
+def bytes_of(load: Load) -> int:
+    """Of an element."""
     return max(8, bits(load.dtype)) // 8
 
 

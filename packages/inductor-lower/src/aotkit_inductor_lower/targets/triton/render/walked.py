@@ -51,18 +51,46 @@ class WalkedRows:
 
     def _store(self, position: int, nest: PerfectNest, i: Store) -> None:
         kernel, scope = self.kernel, self.scope
-        row = Reducer(kernel, nest, position) if nest.loops else None
-        if row is not None:
-            scope.row_block = str(nest.loops[0].map.width)
+        total, known = f"reduce_sum({kernel.sums[i.buffer]}, 0)", i.buffer not in kernel.memory.fresh
+        if not nest.loops:
+            self._add(total, known, i)
+            return
+        row = Reducer(kernel, nest, position)
+        scope.row_block = str(nest.loops[0].map.width)
+        if len(nest.loops) > 1 and Symbol(nest.loops[0].symbol) not in i.indices[0].symbols:
+            self._store_together(total, known, row, nest, i)
+        else:
             row.row_index()
-        dtype = kernel.types[i.value]
-        pointer, index = kernel.address(i.buffer, i.indices[0], dtype)
+            self._add(total, known, i)
+        scope.row_block = "1"
+        kernel.drop_mask(row.axis)
+
+    def _store_together(self, total: str, known: bool, row: Reducer, nest: PerfectNest, i: Store) -> None:
+        """The sums of rows that are walked together, see Note [Rows that are walked together] in :mod:`~..flat_rows`:
+        those of the first of them, then those of the next are added, by threads that wait for each other."""
+        kernel, scope, axis = self.kernel, self.scope, frozenset({row.axis})
+        rows, length = nest.loops[0].extent.constant, nest.loops[1].extent.constant
+        assert rows is not None and length is not None
+        sums = scope.fresh("sums")
+        scope.line(f"{sums} = {total}")
+        lane = f"tl.arange(0, {scope.row_block}){kernel.along(row.axis)}"
+        for k in range(rows):
+            text = f"{lane} - {k * length}" if k else lane
+            column = scope.define(scope.fresh("column"), text, axis, index=True)
+            inside = scope.define(
+                f"in_{column.text}", f"({column.text} >= 0) & ({column.text} < {length})", axis, index=True
+            )
+            kernel.symbols[Symbol(nest.loops[1].symbol)], kernel.masks[row.axis] = column, inside.text
+            if k:
+                scope.line("tl.debug_barrier()")
+            self._add(sums, known or k > 0, i)
+
+    def _add(self, total: str, known: bool, i: Store) -> None:
+        """Store a line of sums, or add it to what is there."""
+        kernel = self.kernel
+        pointer, index = kernel.address(i.buffer, i.indices[0], kernel.types[i.value])
         mask = kernel.mask(kernel.dims_of(index))
         place, extra = f"{pointer} + {kernel.index_value(index)}", f", mask={mask}" if mask else ""
-        total = f"reduce_sum({kernel.sums[i.buffer]}, 0)"
-        if i.buffer not in kernel.memory.fresh:
+        if known:
             total = f"tl.load({place}{extra}) + {total}"
-        scope.line(f"tl.store({place}, {total}{extra})")
-        if row is not None:
-            scope.row_block = "1"
-            kernel.drop_mask(row.axis)
+        self.scope.line(f"tl.store({place}, {total}{extra})")
