@@ -11,9 +11,9 @@ Note [Flat rows]
 Note [Rows that are walked together]
     Where a program instance walks over rows and sums their columns (Note [Walked rows] in :mod:`.walked_rows`), rows of
     150 halves, which begin at multiples of four bytes, are taken four by four: 600 halves begin at multiples of
-    sixteen. The line of sums is as long then, and its quarters are added at the end, in the memory of the sums, which is
-    in a cache: ``tl.gather`` would keep them in registers, but a line of 2048 takes half a minute to compile. For this
-    nothing may be one number of a row.
+    sixteen. The line of sums is as long then, and its quarters are added at the end, in the memory of the sums, which
+    is in a cache: ``tl.gather`` would keep them in registers, but a line of 2048 takes half a minute to compile. For
+    this nothing may be one number of a row.
 """
 
 from __future__ import annotations
