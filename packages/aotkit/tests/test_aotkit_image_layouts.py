@@ -274,3 +274,16 @@ def test_batch_norms_of_narrow_images_train(weights: torch.dtype) -> None:
         size = float(true[name].abs().max()) + 1e-3
         error, allowed = (float((each[name].double() - true[name]).norm()) for each in (got, want))
         assert error <= 3 * (allowed + 2e-3 * size * true[name].numel() ** 0.5), name
+
+
+def test_a_number_that_varies_between_convolutions() -> None:
+    """Elementwise operators have no layout from it."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, number: float) -> torch.Tensor:
+        y = torch.nn.functional.conv2d(x, w, padding=1).div(2 * number).add(number).clamp(0, number)
+        return torch.nn.functional.conv2d(y, w, padding=1)
+
+    x, w = torch.randn(2, 16, 16, 16), torch.randn(16, 16, 3, 3)
+    run = torch.compile(f, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for number in (3.5, 0.25):
+        torch.testing.assert_close(run(x, w, number), f(x, w, number), rtol=1e-4, atol=1e-4)

@@ -264,7 +264,7 @@ def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
         return _like(old, torch.channels_last) if images else None
     if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
         return None
-    given = [value(arg) for arg in node.all_input_nodes]
+    given = [i for i in map(value, node.all_input_nodes) if isinstance(i, torch.Tensor)]  # and numbers, in `div`
     if any(tuple(i.shape) != tuple(old.shape) or i.stride() != given[0].stride() for i in given):
         return None
     return _laid_out(old, given[0].stride())
