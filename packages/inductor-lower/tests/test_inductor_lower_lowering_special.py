@@ -173,3 +173,15 @@ def test_a_huge_gradient_of_elu_at_minus_infinity_is_nan_as_in_eager_mode(check)
         check(lambda g, x, args=args: aten.elu_backward(g, *args, x), grad, x)
         found.append(aten.elu_backward(grad, *args, x)[0].isnan())
     assert found == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_bounds_of_a_logits_gradient_are_rounded_to_its_type(check, dtype):
+    bounds = torch.tensor([0.1, 1e-3], dtype=dtype)
+    x = torch.cat([bounds, 1 - bounds, bounds * 1.01, bounds * 0.99, torch.tensor([0.5, 1.0, 2.0, -0.05])] * 4)
+    x = x.to(dtype)
+
+    def gradients(grad, x):
+        return tuple(aten.logit_backward(grad, x, eps) for eps in (0.1, 1e-3, -0.1, None))
+
+    check(gradients, torch.ones_like(x), x, table=decompositions())

@@ -283,6 +283,16 @@ def _smooth_l1_loss_backward(
     return torch.where(distance.isnan(), distance, decompose(grad, x, target, *how))
 
 
+def _logit_backward(
+    decompose: Callable[..., Any], grad: torch.Tensor, x: torch.Tensor, eps: float | None = None
+) -> Any:
+    """Eager takes both bounds in the type of ``x``, in which 1 - eps may be 1; a bound below 0 is none."""
+    if eps is None or eps < 0:
+        return decompose(grad, x)
+    low = x.new_full((), eps)
+    return torch.where((x >= low) & (x <= 1 - low), decompose(grad, x), 0.0)
+
+
 _PADS = ("reflection", "replication")
 _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
@@ -302,6 +312,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.soft_margin_loss.default: _soft_margin_loss,
     torch.ops.aten.threshold.default: _threshold,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
+    torch.ops.aten.logit_backward.default: _logit_backward,
     torch.ops.aten.grid_sampler_2d.default: sample_grid,
     torch.ops.aten.upsample_linear1d.default: upsample_linear,
     torch.ops.aten.upsample_bilinear2d.default: upsample_linear,
