@@ -164,6 +164,18 @@ def test_a_float_goes_through_an_operator_that_no_kernel_knows() -> None:
             torch.testing.assert_close(compiled(x, value), fn(x, value))
 
 
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_bound_that_a_tensor_holds_may_be_nan() -> None:
+    def fn(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        number = bound.item()
+        low, high = x.clamp(min=number), x.clamp(max=number)
+        return torch.stack([low, high, x.clamp(number, 1.0), torch.clamp_min(x, number), torch.clamp_max(x, number)])
+
+    compiled = Compiled(fn)
+    for value in (0.5, math.nan, -0.0):
+        assert_same(compiled, fn, torch.tensor([0.1, -2.0, math.nan, math.inf, 0.0]), torch.tensor(value))
+
+
 def test_floats_are_automatically_dynamic_after_their_first_value() -> None:
     def fn(x: torch.Tensor, y: float) -> torch.Tensor:
         return F.softshrink(x.sin(), y) * y

@@ -17,7 +17,7 @@ from .access import Value, ViewBuilder
 from .context import LoweringContext
 from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_narrowing, refuse_overflow
 from .registry import RuleTable, aten
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["TABLE"]
 
@@ -413,27 +413,31 @@ def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: o
     """``min(max(x, low), high)``; nan of any operand comes through, of a lone number where eager's does."""
     bounds = [bound for bound in (low, high) if bound is not None]
     operands = [x, *bounds]
-    lone_nan = len(bounds) == 1 and not isinstance(bounds[0], View) and bounds[0] != bounds[0]
-    ignored = lone_nan and not _torch_compat.lone_nan_bound_counts()
+    lone = len(bounds) == 1 and not isinstance(bounds[0], View)
+    nan_counts = not lone or _torch_compat.lone_nan_bound_counts()
+    ignored = bounds[0] != bounds[0] and not nan_counts
 
     def compute(nest: ViewBuilder, v: Value, *given: Value) -> Value:
         if ignored:
             return v
         rest = list(given)
         if low is not None:
-            v = _bounded(nest, "maximum", v, rest.pop(0), low)
+            v = _bounded(nest, "maximum", v, rest.pop(0), low, nan_counts)
         if high is not None:
-            v = _bounded(nest, "minimum", v, rest.pop(0), high)
+            v = _bounded(nest, "minimum", v, rest.pop(0), high, nan_counts)
         return v
 
     return ctx.pointwise(node, operands, compute)
 
 
-def _bounded(nest: ViewBuilder, op: str, v: Value, bound: Value, given: object) -> Value:
-    """``maximum`` or ``minimum``; by comparison where the bound is a number, so that -0.0 is kept as by eager."""
+def _bounded(nest: ViewBuilder, op: str, v: Value, bound: Value, given: object, nan_counts: bool = True) -> Value:
+    """``maximum`` or ``minimum``; by comparison where the bound is a number, so that -0.0 is kept as by eager.
+    ``nan_counts``: a number that the graph learns when it runs gives nan if it is that."""
     if isinstance(given, View) or given != given or v.dtype not in (DType.F32, DType.F64):
         return apply(nest, op, v, bound)
-    return nest.where(nest.op("lt" if op == "maximum" else "gt", v, bound), bound, v)
+    result = nest.where(nest.op("lt" if op == "maximum" else "gt", v, bound), bound, v)
+    late = isinstance(given, FloatExpr) and nan_counts
+    return nest.where(nest.op("isnan", bound), bound, result) if late else result
 
 
 def _one_bound(op: str) -> Callable[..., View]:
