@@ -185,3 +185,10 @@ def test_the_bounds_of_a_logits_gradient_are_rounded_to_its_type(check, dtype):
         return tuple(aten.logit_backward(grad, x, eps) for eps in (0.1, 1e-3, -0.1, None))
 
     check(gradients, torch.ones_like(x), x, table=decompositions())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("op", [aten.hardshrink_backward, aten.softshrink_backward], ids=str)
+def test_the_bound_of_a_shrunk_halfs_gradient_is_rounded_to_its_type(check, op, dtype):
+    x = torch.tensor([0.1, -0.1, 0.3, -0.3, 0.7, 0.0, 1.0, float("nan")] * 8, dtype=dtype)
+    check(lambda g, x: (op(g, x, 0.1), op(g, x, 0.3)), torch.ones_like(x), x)

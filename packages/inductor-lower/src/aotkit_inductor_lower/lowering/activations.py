@@ -168,9 +168,8 @@ def _mse_loss_backward_terms(m: _Math, grad: Value, x: Value, y: Value) -> Value
     return m("mul", m("sub", x, y), grad)
 
 
-def _shrink_backward(m: _Math, grad: Value, x: Value, threshold: float) -> Value:
-    outside = m("logical_or", m("lt", x, -threshold), m("gt", x, threshold))
-    return m.where(outside, grad, 0.0)
+def _shrink_backward(m: _Math, grad: Value, x: Value, threshold: Value | float) -> Value:
+    return m.where(m("gt", m("abs", x), threshold), grad, 0.0)
 
 
 def _softshrink(m: _Math, x: Value, threshold: float = 0.5) -> Value:
@@ -217,11 +216,19 @@ def _rule(count: int, formula: Callable[..., Value]) -> Callable[..., View]:
             if formula is _relu and isinstance(args[0], View):
                 return ctx.pointwise(node, [args[0], 0], lambda nest, v, zero: nest.op("maximum", v, zero))
             raise Fallback("activations of integers are left to ATen")
-        if not all(isinstance(n, int | float) for n in numbers):
+        plain = [n for n in numbers if isinstance(n, int | float)]
+        if len(plain) != len(numbers):
             raise Fallback("activation parameters that are not plain numbers are left to ATen")
         dtype = promote(tensors)
-        refuse_overflow(dtype if formula is _hardtanh or dtype is torch.float64 else torch.float32, *numbers)
-        return ctx.pointwise(node, tensors, lambda nest, *vs: formula(_Math(nest), *vs, *numbers, **kwargs))
+        refuse_overflow(dtype if formula is _hardtanh or dtype is torch.float64 else torch.float32, *plain)
+
+        def compute(nest: ViewBuilder, *values: Value) -> Value:
+            given: list[Value | float] = [*plain]
+            if formula is _shrink_backward:  # eager compares in the tensors' own type
+                given = [nest.round_to(nest.const(n, values[1].dtype), dtype) for n in plain]
+            return formula(_Math(nest), *values, *given, **kwargs)
+
+        return ctx.pointwise(node, tensors, compute)
 
     return rule
 
