@@ -192,3 +192,17 @@ def test_the_bounds_of_a_logits_gradient_are_rounded_to_its_type(check, dtype):
 def test_the_bound_of_a_shrunk_halfs_gradient_is_rounded_to_its_type(check, op, dtype):
     x = torch.tensor([0.1, -0.1, 0.3, -0.3, 0.7, 0.0, 1.0, float("nan")] * 8, dtype=dtype)
     check(lambda g, x: (op(g, x, 0.1), op(g, x, 0.3)), torch.ones_like(x), x)
+
+
+def test_operands_of_another_type_than_halves_are_rounded_first(check):
+    x, whole = numbers(40, dtype=torch.float16), torch.tensor([100000, 257, 2049, 70001, 3] * 8, dtype=torch.int32)
+    wide = torch.tensor(257.3)
+
+    def logarithms(x, whole, wide):
+        return torch.xlogy(x, whole), torch.xlogy(wide, x.abs()), torch.special.xlog1py(x, whole)
+
+    def products(x, whole, wide):
+        return torch.addcmul(x, whole, x), torch.addcmul(wide, x, x, value=2), torch.addcdiv(x, whole, x)
+
+    check(logarithms, x, whole, wide)
+    check(products, x, whole, wide)

@@ -19,7 +19,7 @@ from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_na
 from .registry import RuleTable, aten
 from .values import FloatExpr, View
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "rounded"]
 
 TABLE = RuleTable("pointwise")
 activations.register(TABLE)
@@ -113,14 +113,14 @@ def _binary(op: str, to_float: bool = False, exact: tuple[int, ...] = ()) -> Cal
             dtype = float_result(dtype)
 
         def compute(nest: ViewBuilder, *values: Value) -> Value:
-            return apply(nest, op, *_rounded(nest, values, (a, b), dtype, exact))
+            return apply(nest, op, *rounded(nest, values, (a, b), dtype, exact))
 
         return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
 
     return rule
 
 
-def _rounded(
+def rounded(
     nest: ViewBuilder,
     values: Sequence[Value],
     operands: Sequence[object],
@@ -222,7 +222,7 @@ def _add_scaled(ctx: LoweringContext, node: Node, a: object, b: object, alpha: o
     dtype = promote([a, b])
 
     def compute(nest: ViewBuilder, *values: Value) -> Value:
-        x, y = _rounded(nest, values, (a, b), dtype)
+        x, y = rounded(nest, values, (a, b), dtype)
         return _scaled(nest, x, y, alpha, sign, dtype)
 
     return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
@@ -232,7 +232,7 @@ def _scaled(nest: ViewBuilder, x: Value, y: Value, alpha: object, sign: int, dty
     scale = nest.scalar(alpha, x.dtype)
     if sign < 0:
         scale = nest.const(-alpha, x.dtype) if isinstance(alpha, int | float) else apply(nest, "neg", scale)
-    (scale,) = _rounded(nest, [scale], [alpha], dtype)
+    (scale,) = rounded(nest, [scale], [alpha], dtype)
     if x.dtype in (DType.F32, DType.F64):
         return nest.op("fma", y, scale, x)
     return apply(nest, "add", x, apply(nest, "mul", y, scale))
@@ -261,7 +261,7 @@ def _half_div_mode(ctx: LoweringContext, node: Node, a: object, b: View, roundin
     assert body is not None
 
     def compute(nest: ViewBuilder, *values: Value) -> Value:
-        return body(_Steps(nest, dtype), *_rounded(nest, values, (a, b), dtype))  # type: ignore[no-any-return]
+        return body(_Steps(nest, dtype), *rounded(nest, values, (a, b), dtype))  # type: ignore[no-any-return]
 
     return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
 
@@ -285,7 +285,7 @@ class _Steps:
         return result
 
     def _used(self, value: Value) -> Value:
-        return _rounded(self.nest, [value], [None], self.common)[0] if value.name in self.exact else value
+        return rounded(self.nest, [value], [None], self.common)[0] if value.name in self.exact else value
 
 
 @TABLE.lowers(aten.floor_divide.default)
@@ -355,12 +355,12 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
     refuse_overflow(common, exponent)
 
     def compute(nest: ViewBuilder, v: Value) -> Value:
-        (v,) = _rounded(nest, [v], [x], common)
+        (v,) = rounded(nest, [v], [x], common)
         if isinstance(exponent, int | float):
             found = _simple_power(nest, v, exponent, common)
             if found is not None:
                 return found
-        return apply(nest, "pow", v, *_rounded(nest, [nest.scalar(exponent, dtype)], [exponent], common))
+        return apply(nest, "pow", v, *rounded(nest, [nest.scalar(exponent, dtype)], [exponent], common))
 
     if isinstance(exponent, int) and exponent < 0 and dtype not in (DType.F32, DType.F64):
         raise Fallback("eager refuses negative integer powers of integers")

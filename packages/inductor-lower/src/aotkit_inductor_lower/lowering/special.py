@@ -13,7 +13,7 @@ from ..ir import DType
 from . import chebyshev as c
 from .access import Value, ViewBuilder, broadcast_index
 from .context import LoweringContext
-from .pointwise import apply
+from .pointwise import apply, rounded
 from .promotion import compute_dtype, float_result, promote
 from .registry import RuleTable, aten, prims
 from .values import View
@@ -93,7 +93,7 @@ def _times_logarithm(ctx: LoweringContext, node: Node, logarithm: str, a: object
 
     def compute(nest: ViewBuilder, x: Value, y: Value) -> Value:
         op, zero = _stepwise(nest, dtype), nest.const(0.0, x.dtype)
-        x, y = (nest.round_to(v, dtype) if not isinstance(of, View) else v for v, of in ((x, a), (y, b)))
+        x, y = rounded(nest, (x, y), (a, b), dtype)
         result = nest.where(nest.op("eq", x, zero), zero, op("mul", x, op(logarithm, y)))
         return nest.where(nest.op("isnan", y), y, result)
 

@@ -8,7 +8,7 @@ from ..errors import Fallback
 from ..ir import DType
 from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .pointwise import apply
+from .pointwise import apply, rounded
 from .promotion import compute_dtype
 from .registry import RuleTable, aten, prims
 from .values import View
@@ -22,7 +22,8 @@ TABLE = RuleTable("ternary")
 def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
     """``x + value*a*b``; the sum and the last product of floats are rounded once, as in eager mode."""
 
-    def compute(nest: ViewBuilder, v: Value, p: Value, q: Value) -> Value:
+    def compute(nest: ViewBuilder, *values: Value) -> Value:
+        v, p, q = rounded(nest, values, (x, a, b), node.meta["val"].dtype)
         if value != 1:
             p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
         if v.dtype in (DType.F32, DType.F64):
@@ -36,7 +37,8 @@ def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: 
 def addcdiv(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
     """``x + value*a/b``."""
 
-    def compute(nest: ViewBuilder, v: Value, p: Value, q: Value) -> Value:
+    def compute(nest: ViewBuilder, *values: Value) -> Value:
+        v, p, q = rounded(nest, values, (x, a, b), node.meta["val"].dtype)
         if value != 1:
             p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
         return apply(nest, "add", v, apply(nest, "div", p, q))
