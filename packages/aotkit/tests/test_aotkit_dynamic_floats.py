@@ -176,6 +176,26 @@ def test_a_bound_that_a_tensor_holds_may_be_nan() -> None:
         assert_same(compiled, fn, torch.tensor([0.1, -2.0, math.nan, math.inf, 0.0]), torch.tensor(value))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: x.masked_fill(x > 2, n),
+        lambda x, n: torch.full_like(x, n) + x,
+        lambda x, n: x.scatter(0, torch.tensor([1]), n),
+        lambda x, n: x.clamp(max=n),
+    ],
+    ids=["masked_fill", "full_like", "scatter", "clamp"],
+)
+def test_a_number_that_does_not_fit_the_type_is_refused_when_it_comes(fn: Callable[..., Any], dtype: Any) -> None:
+    compiled, x = Compiled(fn), torch.tensor([1, 2, 3], dtype=dtype)
+    for number in (5, -3):
+        torch.testing.assert_close(compiled(x, number), fn(x, number))
+    with pytest.raises(RuntimeError, match="without overflow"):
+        compiled(x, 70000)
+    assert compiled.compiles == 1
+
+
 def test_floats_are_automatically_dynamic_after_their_first_value() -> None:
     def fn(x: torch.Tensor, y: float) -> torch.Tensor:
         return F.softshrink(x.sin(), y) * y

@@ -21,7 +21,7 @@ __all__ = ["fits", "misfit", "refusal"]
 
 _FILLS = (
     *("full", "full_like", "new_full", "fill", "scalar_tensor", "masked_fill", "scatter", "scatter_reduce"),
-    *("index_fill", "constant_pad_nd", "clamp", "clamp_min", "clamp_max", "hardtanh", "elu", "threshold"),
+    *("index_fill", "constant_pad_nd", "clamp", "clamp_min", "clamp_max", "hardtanh", "elu", "threshold", "where"),
 )
 _OPERANDS = ("self", "other", "exponent")
 _SUMS = ("add", "sub", "rsub")
@@ -80,8 +80,13 @@ def _sum(node: Node) -> str | None:
 
 def _filled(node: Node) -> str | None:
     result = node.meta["val"]
-    if isinstance(result, torch.Tensor) and not all(fits(number, result.dtype) for number in _numbers(node)):
+    if not isinstance(result, torch.Tensor):
+        return None
+    if not all(fits(number, result.dtype) for number in _numbers(node)):
         return f"a number that does not fit {result.dtype} is left to ATen, which refuses it"
+    late = (_value(argument) for argument in (*node.args, *node.kwargs.values()))
+    if not all(_surely_fits(number, result.dtype) for number in late):
+        return f"whether a number fits {result.dtype} only a call tells"
     return None
 
 
@@ -135,6 +140,20 @@ def fits(number: bool | int | float, dtype: torch.dtype) -> bool:
     if dtype.is_floating_point:
         return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
     return math.isfinite(number) and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+def _surely_fits(number: object, dtype: torch.dtype) -> bool:
+    """Whether that is so of a number that is known when the graph runs only. That a float overflows float32, where
+    eager refuses it, is not looked at: most such numbers are small."""
+    if not isinstance(number, torch.SymInt | torch.SymFloat) or dtype is torch.bool or dtype.is_complex:
+        return True
+    if dtype.is_floating_point and dtype is not torch.float16:
+        return True
+    if isinstance(number, torch.SymFloat):
+        return False
+    most = int(torch.finfo(dtype).max) if dtype.is_floating_point else torch.iinfo(dtype).max
+    least = -most if dtype.is_floating_point else torch.iinfo(dtype).min
+    return most >= torch.iinfo(torch.int64).max or statically_known_true((number >= least) & (number <= most))
 
 
 def _quotient(node: Node) -> str | None:
