@@ -230,3 +230,31 @@ VIEWS_OF_BASES = {"base written later": 1, "nothing": 2}
 def test_a_view_behind_a_hook_has_the_gradient_of_the_hook(same_as_eager: Check, name: str) -> None:
     metadata = same_as_eager(HOOKED[name], lambda: [torch.randn(4, 6).requires_grad_() * 1], memory=name == "nothing")
     assert len([o for o in metadata.outputs if o.view is not None]) == VIEWS_OF_BASES.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a, b: torch._foreach_add_([a, b], [b, a]),
+        lambda a, b: torch._foreach_copy_([a[1:], b], [b[1:], a]),
+        lambda a, b: torch._foreach_mul_([a, b], a[0]),
+        lambda a, b: torch._foreach_addcmul_([a, b], [b, b], [b, a[2]]),
+    ],
+)
+def test_lists_are_not_written_to_where_a_later_member_reads_what_was_written(
+    layer: FunctionalLayer, write: Callable[[Tensor, Tensor], Any]
+) -> None:
+    with pytest.raises(Unsupported, match="reads memory that it writes to before"):
+        analyze(lambda a, b: [write(a, b)][:0], [torch.randn(3), torch.randn(3)], layer=layer)
+
+
+@pytest.mark.parametrize("others", [lambda a, b: [a, b], lambda a, b: [b, b], lambda a, b: b[0]])
+def test_lists_are_written_to_where_what_is_read_is_as_it_was(
+    layer: FunctionalLayer, others: Callable[[Tensor, Tensor], Any]
+) -> None:
+    def fn(a: Tensor, b: Tensor) -> list[Tensor]:
+        torch._foreach_add_([a, a.new_ones(3)], others(a, b * 1))
+        return []
+
+    inputs = analyze(fn, [torch.randn(3), torch.randn(3)], layer=layer).inputs
+    assert [i.mutation for i in inputs] == [MutationKind.DATA, MutationKind.NONE]

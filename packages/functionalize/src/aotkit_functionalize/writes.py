@@ -95,13 +95,17 @@ class RefuseWrongWrites(TorchFunctionMode):
     def _write_to_lists(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """In-place operators on lists: functionalization leaves the version counters of the members where they are."""
         before = {}
-        for position in _written_lists(name):
+        written = _written_lists(name)
+        for position in written:
             for target in args[position] if position < len(args) else ():
                 if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
                     continue
                 _refuse_expanded(target)
                 before[id(target)] = (target, target._version)
         _refuse_overlap([target for target, _ in before.values()], name)
+        read = [value for k, value in enumerate(args) if k not in written]
+        for position in written if len(before) > 1 else ():
+            _refuse_read_later(args[position] if position < len(args) else (), [*read, *kwargs.values()], name)
         result = func(*args, **kwargs)
         still = [target for target, version in before.values() if target._version == version]
         torch.autograd.graph.increment_version(still)
@@ -175,6 +179,32 @@ def _refuse_overlap(targets: list[torch.Tensor], name: str) -> None:
                 "its functional form computes each from the old values",
                 "Write to them one after the other",
             )
+
+
+def _refuse_read_later(targets: Any, read: list[Any], name: str) -> None:
+    """Eager mode reads what it wrote to a member before, where that is an argument of a later one."""
+    for k, target in enumerate(targets):
+        for value in read:
+            # A tensor that is given for all members is read for each of them anew.
+            later = value[k + 1 :] if isinstance(value, list | tuple) else [value]
+            for other in later:
+                if _may_overlap(target, other):
+                    raise Unsupported(
+                        f"{name} reads memory that it writes to before",
+                        "its functional form computes each from the old values",
+                        "Write to them one after the other",
+                    )
+
+
+def _may_overlap(a: Any, b: Any) -> bool:
+    wrappers = [compat.inner_wrapper(value) for value in (a, b) if isinstance(value, torch.Tensor)]
+    if len(wrappers) < 2 or not all(map(compat.is_inner_wrapper, wrappers)):
+        return False
+    if compat.storage_identity(a) != compat.storage_identity(b):
+        return False
+    compat.sync(a)
+    compat.sync(b)
+    return not definitely_disjoint(*map(compat.unwrap_inner, wrappers))
 
 
 @lru_cache(maxsize=256)
