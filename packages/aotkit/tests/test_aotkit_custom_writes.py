@@ -240,3 +240,117 @@ def test_writes_through_views_are_scatters_that_need_no_call(ops: Any) -> None:
     run, recorder = compiled(fn)
     torch.testing.assert_close(run(GIVEN), fn(GIVEN))
     assert not calls(recorder)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[1:3],
+    "columns": lambda x: x[:, 1:3],
+    "block": lambda x: x[1:3, 1:3],
+    "row": lambda x: x[1],
+    "transposed": lambda x: x.t(),
+}
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"lowering": "none"}], ids=["kernels", "sizes", "aten"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_are_written_to_wherever_in_its_storage_the_tensor_begins(
+    ops: Any, view: str, options: dict[str, Any]
+) -> None:
+    def given(x: Tensor) -> Tensor:
+        ops.increase(VIEWS[view](x), x.sum())
+        return x + 1
+
+    def equal(x: Tensor) -> Tensor:  # a pass may put x in the place of y
+        y = x * 1
+        ops.increase(VIEWS[view](y), x.sum())
+        return y + 1
+
+    for fn in (given, equal):
+        torch._dynamo.reset()
+        settings = {"fallback": "error", "cache": False, **{k: v for k, v in options.items() if k != "dynamic"}}
+        run = torch.compile(fn, backend="aotkit", dynamic=options.get("dynamic", False), options=settings)
+        for offset in (1, 0, 4):
+            want_memory, got_memory = GIVEN.flatten().clone(), GIVEN.flatten().clone()
+            want = fn(want_memory[offset : offset + 16].view(4, 4))
+            got = run(got_memory[offset : offset + 16].view(4, 4))
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(got_memory, want_memory)
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.view_as_complex(x),
+        lambda x: x.view(torch.int64),
+        lambda x: torch.view_as_complex(x).real,
+    ],
+)
+def test_views_as_another_type_are_written_to_as_that_type(ops: Any, view: Any, made: bool) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x.sin() if made else x
+        part = view(y)
+        ops.increase(part, part.new_full((), 3))
+        return y + 1
+
+    run, _ = compiled(fn)
+    want_x, got_x = GIVEN[:, :2].clone(), GIVEN[:, :2].clone()
+    torch.testing.assert_close(run(got_x), fn(want_x), rtol=0, atol=0)
+    torch.testing.assert_close(got_x, want_x, rtol=0, atol=0)
+
+
+def shares_what_it_reads(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    return ops.increase_both(y[:3], y[4:], y[5]), y
+
+
+def shares_what_it_writes(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    return ops.increase_both(y[:3], y[2:], x[:3]), y
+
+
+def reads_what_it_writes(ops: Any, x: Tensor) -> Any:
+    return ops.increase_both(x, None, x), x + 1
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.parametrize("program", [shares_what_it_reads, shares_what_it_writes, reads_what_it_writes])
+def test_arguments_that_share_memory_show_what_was_written(ops: Any, program: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    options = {"cache": False, "lowering": "none"}
+    run = torch.compile(lambda x: program(ops, x), backend="aotkit", options=options)
+    want_x, got_x = GIVEN.clone(), GIVEN.clone()
+    with pytest.warns(UserWarning, match="writes to memory that others of its arguments may share"):
+        got = run(got_x)
+    torch.testing.assert_close(got, program(ops, want_x))
+    torch.testing.assert_close(got_x, want_x)
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_parts_of_one_tensor_are_told_apart_and_written_to(ops: Any, dynamic: bool) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        q, k, _ = y.split([2, 1, 1], 1)
+        r = ops.increase_both(q, k, x[0, 0])
+        ops.increase_all(list(y.chunk(2)), x.sum())
+        return y, r
+
+    run, recorder = compiled(fn, dynamic)
+    torch.testing.assert_close(run(GIVEN), fn(GIVEN))
+    if not dynamic:
+        assert not [target for target in calls(recorder) if "auto_functionalized" in target]
+
+
+@pytest.mark.covers("F5f.36")
+def test_equal_values_of_which_one_is_written_to_stay_two(ops: Any) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y, z = x * 2, x * 2
+        r = ops.increase_both(y[1:3], z[3:5], x[:2])
+        ops.increase(y[:2], z[:2])
+        return y, z, r
+
+    run, _ = compiled(fn)
+    torch.testing.assert_close(run(GIVEN), fn(GIVEN))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._higher_order_ops.effects import has_effects
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,12 +19,14 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
 __all__ = [
+    "PLAIN_TYPES",
     "FunctionalTensor",
     "FunctionalTensorMode",
     "all_mutations_under_no_grad",
     "below_functional_modes",
     "below_functionalization",
     "call_functionalized",
+    "can_auto_functionalize",
     "depends_on_data",
     "disable_functional_mode",
     "disable_python_dispatcher",
@@ -60,6 +63,10 @@ __all__ = [
     "with_lazy_bits_as_they_are",
     "wrap_inner",
 ]
+
+
+PLAIN_TYPES = (torch.Tensor, FakeTensor, FunctionalTensor)
+"""What arguments of a captured operator may be beside tensor subclasses, which take it apart first."""
 
 
 def fakes_other_attributes() -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MethodType
 from typing import Any
 
 import torch
 
 from . import _torch_compat as compat
+from .custom_writes import call_custom_writer, is_custom_writer
 
 __all__ = ["fast_functional_mode"]
 
@@ -56,6 +57,9 @@ def _dispatch(mode: compat.FunctionalTensorMode, func: Any, types: Any, args: An
                 return result
     elif func is torch.ops.prim.device.default and not kwargs and compat.is_fake_tensor(args[0]):
         return args[0].fake_device
+    elif is_custom_writer(func) and all(kind in compat.PLAIN_TYPES for kind in types):
+        with compat.unwatched():
+            return call_custom_writer(mode, partial(_the_long_way, mode, func, types), func, args, kwargs)
     return _the_long_way(mode, func, types, args, kwargs)
 
 

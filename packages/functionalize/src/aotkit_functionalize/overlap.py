@@ -8,7 +8,7 @@ import torch
 
 from . import _torch_compat as compat
 
-__all__ = ["covers", "definitely_disjoint", "repeats_memory"]
+__all__ = ["covers", "definitely_disjoint", "in_disjoint_windows", "repeats_memory"]
 
 
 def definitely_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -41,6 +41,42 @@ def _disjoint_columns(a: torch.Tensor, b: torch.Tensor) -> bool:
     start_a, start_b = int(a.storage_offset()) % row, int(b.storage_offset()) % row
     end_a, end_b = start_a + int(a.shape[1]), start_b + int(b.shape[1])
     return end_a <= row and end_b <= row and (end_a <= start_b or end_b <= start_a)
+
+
+def in_disjoint_windows(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage lie one behind the other, or in different columns of any number of rows.
+
+    So do the parts of a projection to queries, keys and values, for a batch of unknown size. A row is as long as the
+    largest known stride; sizes and strides beyond it may be symbols.
+    """
+    if _ends_before(a, b) or _ends_before(b, a):
+        return True
+    steps = [int(s) for s in a.stride() if isinstance(s, int)]
+    if a.dtype != b.dtype or not steps or max(steps) < 1:
+        return False
+    row = max(steps)
+    columns = [_columns(a, row), _columns(b, row)]
+    if columns[0] is None or columns[1] is None:
+        return False
+    (start, end), (other_start, other_end) = columns[0], columns[1]
+    return end <= row and other_end <= row and (end <= other_start or other_end <= start)
+
+
+def _ends_before(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return compat.is_known(_byte(a, _last(a) + 1) <= _byte(b, b.storage_offset()))
+
+
+def _columns(plain: torch.Tensor, row: int) -> tuple[int, int] | None:
+    """First column and end of the columns of ``plain`` in rows of known length; ``None`` if they are not known."""
+    offset, reach = plain.storage_offset(), 1
+    if not isinstance(offset, int):
+        return None
+    for size, stride in zip(plain.shape, plain.stride(), strict=True):
+        if not compat.is_known(stride % row == 0):
+            if not isinstance(size, int) or not isinstance(stride, int):
+                return None
+            reach += (size - 1) * stride
+    return offset % row, offset % row + reach
 
 
 def repeats_memory(plain: torch.Tensor) -> bool:

@@ -24,7 +24,8 @@ from ..ops.aten import is_view
 from ..ops.positions import same_number
 from ..passes import Pass, PassContext
 from .node_facts import escaping_nodes, same_tensor_type
-from .replace import replace_node
+from .replace import fake_result, replace_node
+from .written_views import WrittenViews, root_of, views_written_back
 
 __all__ = ["LAUNCH_USER_KERNELS", "PASS", "call_custom_writers", "has_custom_writers", "launch_in_place"]
 
@@ -43,8 +44,8 @@ def call_custom_writers(gm: GraphModule, ctx: PassContext) -> GraphModule:
         return gm
     graph = _copy(gm)
     for node in list(graph.nodes):
-        if node.target in _WRAPPERS and _is_known(node) and ctx.fuel.take():
-            _replace(graph, node)
+        if node.target in _WRAPPERS and _is_known(node):
+            _replace(graph, node, ctx)
     graph.lint()
     return GraphModule(gm, graph)
 
@@ -84,7 +85,7 @@ def _launch(graph: Graph, node: Node) -> None:
     place = {other: number for number, other in enumerate(graph.nodes)}
     escaping = escaping_nodes(graph)
     results = {user: given[user.args[1]] for user in node.users}
-    if not all(_dies(base, node, place, escaping, written) for base in written):
+    if not all(_dies(base, node, place, escaping, 1, WrittenViews(base)) for base in written):
         return
     if not all(_lies_alike(user, base) for user, base in results.items()):
         return
@@ -110,12 +111,15 @@ def _erase_copies_to_itself(graph: Graph) -> None:
 
 
 def _is_known(node: Node) -> bool:
-    """Whether the operator takes plain arguments, all sizes are known, and what it writes to has no gaps."""
+    """Whether the operator takes plain arguments and all sizes are known."""
     if not isinstance(node.args[0], torch._ops.OpOverload):
         return False
     values = [used.meta.get("val") for used in node.all_input_nodes]
     if not values or not all(isinstance(value, FakeTensor) and _is_static(value) for value in values):
         return False
+    if not any(name.endswith(("_storage_offset", "_slice_dim")) for name in node.kwargs):
+        return True
+    # Views told by where they lie in the storage of a base, as torch's own capture tells them.
     bases = [base.meta["val"] for base in _written(node)[0] if base is not None]
     return all(aten.is_non_overlapping_and_dense.default(b) and b.storage_offset() == 0 for b in bases)
 
@@ -126,16 +130,20 @@ def _is_static(value: torch.Tensor) -> bool:
     return all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def _replace(graph: Graph, node: Node) -> None:
+def _replace(graph: Graph, node: Node, ctx: PassContext) -> None:
     written, name = _written(node)
     place = {other: number for number, other in enumerate(graph.nodes)}
-    escaping = escaping_nodes(graph)
-    kept = [base for base in written if base is not None and not _dies(base, node, place, escaping, written)]
+    in_place = _written_in_place(node, written, place, escaping_nodes(graph))
+    kept = list(dict.fromkeys(base for base in written if base is not None and root_of(base) not in in_place))
+    # A copy of a tensor with gaps has another layout.
+    if not all(aten.is_non_overlapping_and_dense.default(base.meta["val"]) for base in kept) or not ctx.fuel.take():
+        return
     copies: dict[Node, Node] = {}
     for base in kept:
         with graph.inserting_before(node):
             copy = graph.call_function(aten.clone.default, (base,), {"memory_format": torch.preserve_format})
         copy.meta = {key: value for key, value in base.meta.items() if key != "tensor_meta"}
+        copy.meta["val"] = fake_result(copy)
         copies[base] = copy
     results = _call(graph, node, name, copies)
     for user in list(node.users):
@@ -144,7 +152,33 @@ def _replace(graph: Graph, node: Node) -> None:
             replace_node(user, value)
         graph.erase_node(user)
     graph.erase_node(node)
+    for found in in_place.values():
+        for result in found.results:
+            result.replace_all_uses_with(found.root)
+        for step in reversed(found.steps):
+            graph.erase_node(step)
     _erase_copies_to_itself(graph)
+
+
+def _written_in_place(
+    node: Node, written: list[Node | None], place: dict[Node, int], escaping: set[Node]
+) -> dict[Node, WrittenViews]:
+    """The values of whose memory the operator may write to its part, each with what becomes of it; Note [Views written
+    to in place]."""
+    # The older wrapper gives lists where it is given lists.
+    news = {user.args[1]: user for user in node.users} if node.target is auto_functionalized_v2 else {}
+    first = len(node.meta.get("val", written)) - len(written)
+    by_root: dict[Node, list[tuple[Node, Node | None]]] = {}
+    for position, base in enumerate(written, first):
+        if base is not None:
+            by_root.setdefault(root_of(base), []).append((base, news.get(position)))
+    found: dict[Node, WrittenViews] = {}
+    for root, pairs in by_root.items():
+        whole = [base for base, _ in pairs] == [root]
+        views = WrittenViews(root) if whole else views_written_back(pairs)
+        if views is not None and _dies(root, node, place, escaping, len(pairs), views):
+            found[root] = views
+    return found
 
 
 def _written(node: Node) -> tuple[list[Node | None], str]:
@@ -160,21 +194,25 @@ def _written(node: Node) -> tuple[list[Node | None], str]:
     return found, "_only_clone_these_tensors"
 
 
-def _dies(base: Node, call: Node, place: dict[Node, int], escaping: set[Node], written: list[Node | None]) -> bool:
-    """Whether nothing reads the old value after the call, and its memory belongs to this graph or is to be written."""
-    if written.count(base) > 1 or sum(base is used for used in _flat((call.args, call.kwargs))) > 1:
-        return False
-    family = [base]
+def _dies(root: Node, call: Node, place: dict[Node, int], escaping: set[Node], count: int, views: WrittenViews) -> bool:
+    """Whether nothing reads the old value after the call, and its memory belongs to this graph or is to be written.
+
+    ``count``: so many of the call's arguments are memory of ``root`` to write to; the others must not be.
+    """
+    family = [root]
     for view in family:
         family += [user for user in view.users if _is_view_call(user) and user is not call and user not in family]
+    if sum(used in family for used in _flat((call.args, call.kwargs))) > count:
+        return False
     later = {user for view in family for user in view.users if place[user] > place[call]}
-    if base.op == "placeholder":
-        back = {user for user in later if user.target is aten.copy_.default and user.args[0] is base}
-        results = {base, *(user for user in call.users)}
+    later -= {*views.steps, *family}
+    if root.op == "placeholder":
+        back = {user for user in later if user.target is aten.copy_.default and user.args[0] is root}
+        results = {root, *call.users, *views.steps}
         return bool(back) and later == back and escaping.isdisjoint(results)
-    target = base.target
-    fresh = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not is_view(base)
-    fresh = fresh or (target is operator.getitem and isinstance(base.args[0], Node) and _is_kernel(base.args[0]))
+    target = root.target
+    fresh = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not is_view(root)
+    fresh = fresh or (target is operator.getitem and isinstance(root.args[0], Node) and _is_kernel(root.args[0]))
     return fresh and not later
 
 
