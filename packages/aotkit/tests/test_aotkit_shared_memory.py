@@ -8,7 +8,9 @@ views, and goes on silently with a graph that was compiled for arguments that sh
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -382,3 +384,49 @@ def test_a_leaf_over_a_part_of_what_needs_no_gradient_is_refused() -> None:
     whole = torch.randn(8)
     with pytest.raises(RuntimeError, match="no views of one tensor"):
         aotkit.aot_function(square_the_other, lambda graph, inputs: graph)(whole, whole[2:].requires_grad_())
+
+
+SEVERAL_STORAGES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "one array": lambda: _of_array(lambda a: (a, a)),
+    "rows": lambda: _of_array(lambda a: (a[:6], a[5:])),
+    "columns": lambda: _of_array(lambda a: (a[:, :6], a[:, 5:])),
+    "exported": lambda: (lambda t: (t, torch.from_dlpack(t)))(torch.arange(100.0)),
+    "written inside": lambda: _of_array(lambda a: (a[3:5], a)),
+}
+
+
+def _of_array(parts: Callable[[Any], tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    x, y = parts(np.arange(100, dtype=np.float32).reshape(10, 10))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("how", SEVERAL_STORAGES)
+def test_memory_may_have_several_storages(how: str, dynamic: bool) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        y.mul_(2)
+        return x.sum(), y.cumsum(0)
+
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="aotkit", dynamic=dynamic, options={"cache": False})
+    apart, again = ([value.clone() for value in SEVERAL_STORAGES[how]()] for _ in range(2))
+    torch.testing.assert_close(run(*apart), fn(*again))
+    want, got = SEVERAL_STORAGES[how](), SEVERAL_STORAGES[how]()
+    with pytest.warns(aotkit.EagerFallback, match="several storages"):
+        result = run(*got)
+    torch.testing.assert_close(result, fn(*want))
+    torch.testing.assert_close(got, want)
+
+
+def test_columns_of_one_array_are_told_apart() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        y.mul_(2)
+        return x.sum()
+
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="aotkit", options={"cache": False, "fallback": "error"})
+    want, got = (_of_array(lambda a: (a[:, :5], a[:, 5:])) for _ in range(2))
+    torch.testing.assert_close(run(*got), fn(*want))
+    torch.testing.assert_close(got, want)

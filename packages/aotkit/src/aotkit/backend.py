@@ -184,7 +184,7 @@ def _compile_for_others(
 
 def _with_other_aliases(job: GraphJob, first: Callable[..., Any]) -> Callable[..., Any]:
     """What was compiled, and what will be for arguments that share memory in another way."""
-    return with_alias_specializations(first, lambda args: job.compile_or_fall_back(args, _AGAIN))
+    return with_alias_specializations(first, lambda args: job.compile_or_fall_back(args, _AGAIN, aliases=True))
 
 
 def _keep_in_torchs_cache(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .errors import AliasingChangedError
+from .errors import AliasingChangedError, UnsupportedOverlapError
 from .placed_arguments import PlacedArguments
 
 __all__ = ["AliasCheck", "PlacedAliasCheck", "byte_range", "refuse_new_aliases", "refuse_place", "storage_id"]
-__all__ += ["tensors_overlap"]
+__all__ += ["refuse_memory_of_several_storages", "tensors_overlap"]
 
 _REAL = (Tensor, torch.nn.Parameter)
 _FEW = 8
+_ADDRESS, _SIZE, _OWN = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes, torch.UntypedStorage.resizable
 _EXACT_LIMIT = 1 << 22  # elements that the exact comparison of interleaved tensors may enumerate
 
 
@@ -42,21 +44,55 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
 
 def tensors_overlap(a: Tensor, b: Tensor) -> bool:
     """Whether ``a`` and ``b`` have a byte in common. Exact up to a few million elements, else conservative."""
-    if storage_id(a) is None or storage_id(a) != storage_id(b):
+    if storage_id(a) is None or storage_id(b) is None:
+        return False
+    apart = storage_id(a) != storage_id(b)
+    if apart and (type(a) not in _REAL or type(b) not in _REAL or a.device != b.device):
+        return False
+    start_a, start_b = (t.untyped_storage().data_ptr() if apart else 0 for t in (a, b))
+    if apart and 0 in (start_a, start_b):
         return False
     (low_a, high_a), (low_b, high_b) = byte_range(a), byte_range(b)
-    if max(low_a, low_b) >= min(high_a, high_b):
+    if max(start_a + low_a, start_b + low_b) >= min(start_a + high_a, start_b + high_b):
         return False
     if a.element_size() != b.element_size() or a.numel() + b.numel() > _EXACT_LIMIT:
         return True
-    return bool(torch.isin(_element_offsets(a), _element_offsets(b)).any())
+    return bool(torch.isin(_element_bytes(a) + start_a, _element_bytes(b) + start_b).any())
 
 
-def _element_offsets(tensor: Tensor) -> Tensor:
+def _element_bytes(tensor: Tensor) -> Tensor:
+    """Where each element begins, in bytes from the start of the storage."""
     offsets = torch.tensor([tensor.storage_offset()])
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
         offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
-    return offsets
+    return offsets * tensor.element_size()
+
+
+def refuse_memory_of_several_storages(values: Iterable[Any]) -> None:
+    """Raise :class:`UnsupportedOverlapError` if tensors that share memory have storages of their own.
+
+    So have two tensors made of one array of numpy's, or of one buffer: no base covers them.
+    """
+    real = [value for value in values if type(value) in _REAL and storage_id(value) is not None]
+    if _share_addresses(set(map(Tensor.untyped_storage, real))):
+        raise UnsupportedOverlapError(
+            "arguments share memory to which several storages lead (of one numpy array, say), and one of them is "
+            "mutated: no common base can stand for them; pass views of one tensor, or clones"
+        )
+
+
+def _share_addresses(some: Set[Any], others: Set[Any] | None = None) -> bool:
+    """Whether a storage of ``some`` covers memory of one of ``others``; ``None``: of another one of them."""
+    found = sorted(zip(map(_ADDRESS, others or some), map(_SIZE, others or some), strict=True))
+    tops = list(itertools.accumulate(itertools.starmap(operator.add, found), max))
+    if others is None:
+        return any(size and low and low < top for (low, size), top in zip(found[1:], tops, strict=False))
+    for storage in some:
+        low, size = storage.data_ptr(), storage.nbytes()
+        before = bisect.bisect_left(found, (low + size,))
+        if low and size and before and tops[before - 1] > low:
+            return True
+    return False
 
 
 def refuse_place(tensor: Tensor, name: str, offset: int, nbytes: int) -> None:
@@ -86,7 +122,12 @@ def refuse_new_aliases(
     # A storage is one Python object for as long as it lives, so sets of them compare storages.
     storages = set(map(Tensor.untyped_storage, small))
     if not (among and len(storages) < len(mutated)) and storages.isdisjoint(map(Tensor.untyped_storage, large)):
-        return
+        # Memory that torch did not allocate (and so can't resize), as an array of numpy's, may have several storages.
+        beyond = set(map(Tensor.untyped_storage, large))
+        if not small or type(small[0]) not in _REAL or (all(map(_OWN, storages)) and all(map(_OWN, beyond))):
+            return
+        if not (beyond and _share_addresses(storages, beyond)) and not (among and _share_addresses(storages)):
+            return
     _compare_in_detail(mutated, others, among, mutated_names.split(), other_names.split())
 
 

@@ -13,6 +13,7 @@ import torch
 
 from aotkit_cache import Uncacheable
 from aotkit_runtime_wrappers import unboxed
+from aotkit_runtime_wrappers.refinements import refuse_memory_of_several_storages
 
 from ..artifact.records import Artifact, RecordedGraph
 from ..artifact.store import CachedObjects, open_graph_cache, store_of_ranks
@@ -86,14 +87,17 @@ class GraphJob:
         return make
 
     def compile_or_fall_back(
-        self, args: Sequence[Any], failure: str, ranks: RankCheck | None = None
+        self, args: Sequence[Any], failure: str, ranks: RankCheck | None = None, *, aliases: bool = False
     ) -> Callable[..., Any]:
         """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself.
 
         So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`. ``ranks``: compare with
-        other ranks what became of it, which may raise :class:`RanksDisagree`.
+        other ranks what became of it, which may raise :class:`RanksDisagree`. ``aliases``: for real arguments that
+        share memory.
         """
         try:
+            if aliases:
+                refuse_memory_of_several_storages(args)
             run = self.compile(args)
         except Exception as refusal:
             if ranks is not None:
