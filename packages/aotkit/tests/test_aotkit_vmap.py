@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+
+from aotkit_runtime_wrappers.errors import MetadataMismatchError
 
 TABLE = torch.linspace(-1, 1, 17)
 SQUARE = torch.arange(64.0).reshape(8, 8).sin()
@@ -63,3 +66,35 @@ def test_functions_of_an_element_are_compiled(text: str) -> None:
         assert result.dtype == expected.dtype and result.stride() == expected.stride(), number
         torch.testing.assert_close(result, expected, equal_nan=True, msg=lambda m, n=number: f"{n}: {m}")
     torch.testing.assert_close(gradient(got, y), gradient(want, x), equal_nan=True)
+
+
+MANY_BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "products": (lambda x, w: (x @ w).relu().softmax(-1), ((3, 6), (6, 5))),
+    "two results": (lambda x, w: (x.sin() * w, (x * w).sum()), ((6,), (6,))),
+    "strides": (lambda x: (x.t().contiguous().t().sin(), x.t() * 2), ((3, 4),)),
+    "norm": (lambda x: torch.nn.functional.layer_norm(x, (6,)), ((3, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", MANY_BACKWARDS)
+def test_many_backwards_at_once_are_run_operator_by_operator(name: str) -> None:
+    fn, sizes = MANY_BACKWARDS[name]
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    args = tuple(torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+    run = torch.compile(fn, backend="aotkit", options={"cache": False, "fallback": "error"})
+    jacobian = torch.autograd.functional.jacobian
+    torch.testing.assert_close(jacobian(run, args, vectorize=True), jacobian(fn, args))
+    given = [a.requires_grad_() for a in args]
+    first = torch.utils._pytree.tree_leaves(run(*given))[0]
+    tangents = torch.eye(first.numel(), dtype=first.dtype).view(-1, *first.shape)
+    (got,) = torch.vmap(lambda v: torch.autograd.grad(first, given[:1], v, retain_graph=True))(tangents)
+    want = jacobian(lambda *a: torch.utils._pytree.tree_leaves(fn(*a))[0], args)[0]
+    torch.testing.assert_close(got, want.reshape(got.shape))
+
+
+def test_gradients_of_many_backwards_at_once_are_refused() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x.sin() ** 2, backend="aotkit", options={"cache": False, "fallback": "error"})
+    with pytest.raises(MetadataMismatchError, match="many backwards at once"):
+        torch.autograd.functional.jacobian(run, torch.randn(3), vectorize=True, create_graph=True)

@@ -21,6 +21,7 @@ __all__ = [
     "forward_ad",
     "graph_is_kept",
     "hide_from_dynamo",
+    "is_batched",
     "lazy_backward_info",
     "move_versions",
     "profiler",
@@ -134,6 +135,12 @@ def recorded_tangents() -> Sequence[Any] | None:
             tangents: Sequence[Any] = node.args[-1]
             return tangents
     return None
+
+
+def is_batched(value: torch.Tensor | None) -> bool:
+    """Whether a tensor stands for many, as in ``vmap`` or in autograd's own older one."""
+    functions = torch._C._functorch
+    return value is not None and bool(functions.is_batchedtensor(value) or functions.is_legacy_batchedtensor(value))
 
 
 def hide_from_dynamo(function: Any) -> None:

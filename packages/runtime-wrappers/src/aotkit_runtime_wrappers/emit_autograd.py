@@ -106,14 +106,17 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     several = len(in_order) > 1
     if several:
         out.add(f"missing = ({', '.join(f'{t} is None' for t in in_order)})")
+    foreign = f"return _with_foreign_tangents(ctx, [{', '.join(in_order)}], {'missing' if several else '()'})"
+    out.add(f"if {' or '.join(f'_is_batched({t})' for t in tangents)}:")
+    out.add(foreign, 2)
+    if several:
         out.add("grad = _is_grad_enabled()")
         out.add("run, fills = (None, False) if grad else _backward.runs.get(missing) or _backward.choose(missing)")
     for tangent in call.tangents:
         if not tangent.nested:
             _emit_tangent(tangent, several, out)
             out.add(f"if _is_foreign(tg{tangent.forward_output}):", 2)
-            missing = "missing" if several else "()"
-            out.add(f"return _with_foreign_tangents(ctx, [{', '.join(in_order)}], {missing})", 3)
+            out.add(foreign, 3)
     out.add("if grad:" if several else "if _is_grad_enabled():")
     out.add(f"return _gradients_with_history(ctx, [{', '.join(in_order)}])", 2)
     if not several:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch_compat import autocast_enabled
+from ._torch_compat import autocast_enabled, is_batched
 from .boxed import BoxedCallable
 from .contract import SubclassBoundary
 from .dims import evaluate_all
@@ -33,12 +33,16 @@ BackwardGraph = torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]
 
 
 def is_foreign(tangent: Tensor) -> bool:
-    """Whether :func:`take_tangent` gave back a wrapper."""
-    return type(tangent) is not Tensor and hasattr(tangent, "__tensor_flatten__")
+    """Whether :func:`take_tangent` gave back a wrapper, or a gradient of many backwards."""
+    if type(tangent) is Tensor:
+        return is_batched(tangent)
+    return hasattr(tangent, "__tensor_flatten__")
 
 
 def take_tangent(tangent: Tensor, position: int, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """:func:`.coerce_tangent`, but wrappers that do not convert themselves stay as they are."""
+    """:func:`.coerce_tangent`, but wrappers that do not convert themselves, and what stands for many, stay as is."""
+    if is_batched(tangent):
+        return tangent
     try:
         return coerce_tangent(tangent, position, sizes, strides)
     except MetadataMismatchError:
@@ -59,6 +63,12 @@ def with_foreign_tangents(
         symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
         given = filled(call, tangents, symbols)
         refuses = graph is None or call.backward_mutated_inputs or torch.is_grad_enabled()
+        if refuses and any(map(is_batched, given)):
+            raise MetadataMismatchError(
+                "the gradients of a compiled graph are those of many backwards at once (is_grads_batched, vectorize), "
+                "and it draws random numbers, writes to memory in its backward, or a gradient of these is wanted; "
+                "compute them one after the other"
+            )
         for number, spec in enumerate(call.tangents):
             tangent = given[number]
             if not spec.nested and tangent is not None:
