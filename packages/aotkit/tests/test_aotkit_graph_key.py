@@ -141,6 +141,10 @@ class _Set:
         self.put(self.before)
 
 
+def _precision(library: Any, value: str) -> _Set:
+    return _Set(lambda: library.fp32_precision, lambda new: setattr(library, "fp32_precision", new), value)
+
+
 STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "grad mode": torch.no_grad,
     "inference mode": torch.inference_mode,
@@ -150,6 +154,11 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "default dtype": lambda: _Set(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "deterministic": lambda: _Set(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
     "matmul precision": lambda: _Set(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "precision of one library's products": lambda: _precision(torch.backends.mkldnn.matmul, "bf16"),
+    "precision of cuBLAS": lambda: _precision(torch.backends.cuda.matmul, "tf32"),
+    "cuDNN's attention": lambda: _Set(
+        torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False
+    ),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "threads": lambda: _Set(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
     "flash attention": lambda: _Set(torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),

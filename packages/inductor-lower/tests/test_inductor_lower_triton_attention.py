@@ -311,7 +311,7 @@ def written(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tenso
 def test_what_is_written_out_is_ours_where_that_is_faster(
     dtype: torch.dtype, tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aotkit_inductor_lower.targets.triton.target._tf32", lambda: tf32)
+    monkeypatch.setattr("aotkit_inductor_lower.targets.triton.target.products_lose_bits", lambda: tf32)
     args = [*(torch.randn(2, 3, 40, 64).to(dtype) for _ in range(3)), torch.randn(1, 3, 40, 40).to(dtype)]
     made = lowered(written, args)
     whole = dtype is not torch.float32 or tf32

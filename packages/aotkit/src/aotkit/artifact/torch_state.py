@@ -53,7 +53,7 @@ def torch_state() -> dict[str, Any]:
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch._C._get_deterministic_fill_uninitialized_memory(),
         ),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _precisions(),
         "matmul_reduced": (
             matmul.allow_fp16_reduced_precision_reduction,
             matmul.allow_bf16_reduced_precision_reduction,
@@ -62,11 +62,28 @@ def torch_state() -> dict[str, Any]:
             torch.backends.cuda.flash_sdp_enabled(),
             torch.backends.cuda.mem_efficient_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+            tuple(torch._C._get_sdp_priority_order()),
         ),
+        "einsum": (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
         "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
     }
+
+
+def _precisions() -> tuple[str, ...]:
+    """What products and convolutions of float32 may lose: as one setting, and as torch's newer ones by library have it.
+
+    Where one of the newer ones was set, torch refuses to tell the one setting.
+    """
+    try:
+        whole = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        whole = "by library"
+    asked = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
+    told = [str(torch._C._get_fp32_precision_getter(*which)) for which in asked]
+    return (whole, *("ieee" if each == "none" else each for each in told))  # which is what nothing set means
 
 
 def state_of_call() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from ...ir import Program
 from .errors import DeviceTooOld, Tf32Advice, TritonError
 
-__all__ = ["advise_tf32", "check_device", "check_types"]
+__all__ = ["advise_tf32", "check_device", "check_types", "products_lose_bits"]
 
 OLDEST = (7, 0)
 FIRST_WITH_BFLOAT16 = 80
@@ -27,9 +27,17 @@ def check_types(program: Program, arch: int) -> None:
         )
 
 
+def products_lose_bits() -> bool:
+    """Whether products of float32 may lose bits: those of ATen do then.
+
+    torch's older settings are kept in the newer one too, and refuse to be asked once the newer one was set.
+    """
+    return str(torch._C._get_fp32_precision_getter("cuda", "matmul")) == "tf32"
+
+
 def advise_tf32(program: Program, arch: int) -> None:
     """Warn, once a process, that float32 products of ``program`` could run on tensor cores of ``sm_<arch>``."""
-    if arch < FIRST_WITH_TF32 or torch.get_float32_matmul_precision() != "highest":
+    if arch < FIRST_WITH_TF32 or products_lose_bits():
         return
     for step in program.steps:
         names = [result for result in getattr(step, "results", ()) if result is not None]

@@ -18,7 +18,7 @@ from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, CompileProgram, Measure, ProductSplit, Race, SplitPolicy
 from .attention import FEW_QUERIES, choose_attention, computes_attention
-from .checks import check_device
+from .checks import check_device, products_lose_bits
 from .choose import choose_form, shares_launches
 from .convolutions import choose_convolution
 from .map_loops import TileLimits
@@ -115,7 +115,7 @@ class TritonTarget:
         self, lengths: tuple[int | None, int | None], head: int, dtype: str, options: LowerOptions
     ) -> bool:
         """Whether there are kernels, which are faster than products and a softmax."""
-        return computes_attention(lengths, head, dtype, options, tf32=_tf32())
+        return computes_attention(lengths, head, dtype, options, tf32=products_lose_bits())
 
     def packs_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> Panels | None:
         """None: tensors on a device are read as they lie."""
@@ -157,7 +157,7 @@ class TritonTarget:
             if options.contractions == "generated":
                 made += f" of {_processors(self.id)}"  # whose tiles are chosen
         shared = " shared" * shares_launches(options)
-        return f"{made} asserts={options.index_asserts} tf32={_tf32()} numerics={options.numerics}{shared}"
+        return f"{made} asserts={options.index_asserts} tf32={products_lose_bits()} numerics={options.numerics}{shared}"
 
     def generate(
         self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
@@ -176,7 +176,7 @@ class TritonTarget:
             device,
             None if self.interpreted else self._gpu(kernels),
             tune=tune,
-            tf32=_tf32(),
+            tf32=products_lose_bits(),
             options=options,
             observer=observer,
         )
@@ -185,11 +185,6 @@ class TritonTarget:
         """What tiles of products are chosen for; of how many multiprocessors, if there are such tiles."""
         arch = check_device(self.id)
         return Gpu(arch, _processors(self.id)) if any(map(sum_of_products, kernels.kernels)) else Gpu(arch)
-
-
-def _tf32() -> bool:
-    """Whether products of float32 may lose bits: those of ATen do then."""
-    return bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def _processors(device: str) -> int:
