@@ -354,3 +354,31 @@ def test_equal_values_of_which_one_is_written_to_stay_two(ops: Any) -> None:
 
     run, _ = compiled(fn)
     torch.testing.assert_close(run(GIVEN), fn(GIVEN))
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.skipif(not hasattr(torch.Tag, "out"), reason="this torch has no such operators")
+def test_results_of_operators_that_return_what_they_wrote_are_their_arguments() -> None:
+    def doubled(y: Tensor, *, out: Tensor) -> Tensor:
+        return out.copy_(y * 2)
+
+    with torch.library._scoped_library("aotkit_test_returns", "FRAGMENT") as library:
+        library.define("doubled(Tensor y, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
+        library.define("increase_(Tensor(a!) x, Tensor y) -> Tensor(a!)", tags=(torch.Tag.inplace,))
+        library.impl("doubled", doubled, "CPU")
+        library.impl("doubled", lambda y, *, out: out, "Meta")
+        library.impl("increase_", lambda x, y: x.add_(y), "CPU")
+        library.impl("increase_", lambda x, y: x, "Meta")
+        ops = torch.ops.aotkit_test_returns
+
+        def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            made = y.sin()
+            ops.increase_(made[1:], y[1:]).mul_(3)
+            ops.increase_(y, x).mul_(3)
+            ops.doubled(y, out=x).mul_(2)
+            return x + 1, y + 1, made
+
+        run, _ = compiled(fn)
+        want, got = ([GIVEN.clone(), GIVEN.cos()] for _ in range(2))
+        torch.testing.assert_close(run(*got), fn(*want))
+        torch.testing.assert_close(got, want)

@@ -114,6 +114,8 @@ def _is_known(node: Node) -> bool:
     """Whether the operator takes plain arguments and all sizes are known."""
     if not isinstance(node.args[0], torch._ops.OpOverload):
         return False
+    if any(user.target is not operator.getitem for user in node.users):
+        return False  # an operator with the tag ``out``: its only result is returned as it is
     values = [used.meta.get("val") for used in node.all_input_nodes]
     if not values or not all(isinstance(value, FakeTensor) and _is_static(value) for value in values):
         return False
