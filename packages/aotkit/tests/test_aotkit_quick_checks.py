@@ -15,7 +15,7 @@ from aotkit import GuardError
 from aotkit._tensors_alike import tensors_alike
 from aotkit.artifact import saved_checks
 from aotkit.artifact.graph_inputs import GraphInput, InputCheck, InputContract
-from aotkit.artifact.saved_checks import tree_of_rows
+from aotkit.artifact.saved_checks import code_digest, tree_of_rows
 from aotkit.artifact.values import value_to_json
 
 
@@ -247,3 +247,24 @@ def test_what_the_contract_refuses_is_refused_after_a_call_that_passed() -> None
                 check([weight, other])
             with pytest.raises(GuardError, match="requires_grad"):
                 check([weight, cache.clone().requires_grad_()])
+
+
+def test_a_digest_of_code_is_that_of_no_other_code() -> None:
+    def plain(a: Any, b: Any) -> Any:
+        return a - b
+
+    def by_name(a: Any, *, b: Any) -> Any:
+        return a - b
+
+    functions = [lambda x: x * 1 + 23, lambda x: x * 12 + 3, lambda x: x * 1.0 + 23, plain, by_name]
+    assert len({code_digest(f.__code__) for f in functions}) == len(functions)
+
+
+def test_a_digest_of_code_is_the_same_in_every_process() -> None:
+    def chosen(x: int) -> bool:
+        return x in {0, 8}
+
+    orders = frozenset([0, 8]), frozenset([8, 0])
+    assert repr(orders[0]) != repr(orders[1])  # as those of texts are from process to process
+    made = [chosen.__code__.replace(co_consts=(None, order)) for order in orders]
+    assert code_digest(made[0]) == code_digest(made[1])

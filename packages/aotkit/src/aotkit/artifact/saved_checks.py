@@ -207,13 +207,21 @@ def _known_name(value: Any) -> str | None:
 
 def code_digest(code: types.CodeType) -> str:
     """Of what a function does: its code and that within it, without names of files and numbers of lines."""
-    digest = hashlib.sha256(code.co_code)
-    for names in (code.co_names, code.co_varnames, code.co_freevars):
-        digest.update(repr(names).encode())
-    for constant in code.co_consts:
-        inner = isinstance(constant, types.CodeType)
-        digest.update(code_digest(constant).encode() if inner else repr(constant).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(repr(_form_of(code)).encode()).hexdigest()
+
+
+def _form_of(value: Any) -> Any:
+    """A constant of a function, or code, as texts in tuples: equal for equal ones in every process, and only there."""
+    if isinstance(value, types.CodeType):
+        arguments = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
+        names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
+        handlers = getattr(value, "co_exceptiontable", b"")
+        return ("code", value.co_code, handlers, arguments, names, tuple(map(_form_of, value.co_consts)))
+    if isinstance(value, tuple):
+        return ("tuple", tuple(map(_form_of, value)))
+    if isinstance(value, frozenset):  # in an order that differs from process to process
+        return ("frozenset", tuple(sorted(map(_form_of, value), key=repr)))
+    return (type(value).__name__, repr(value))
 
 
 def _has_code(value: Any, expected: Any) -> bool:
