@@ -15,6 +15,7 @@ from aotkit import GuardError
 from aotkit._tensors_alike import tensors_alike
 from aotkit.artifact import saved_checks
 from aotkit.artifact.graph_inputs import GraphInput, InputCheck, InputContract
+from aotkit.artifact.module_settings import ModuleSettings, settings_of
 from aotkit.artifact.saved_checks import code_digest, tree_of_rows
 from aotkit.artifact.values import value_to_json
 
@@ -268,3 +269,28 @@ def test_a_digest_of_code_is_the_same_in_every_process() -> None:
     assert repr(orders[0]) != repr(orders[1])  # as those of texts are from process to process
     made = [chosen.__code__.replace(co_consts=(None, order)) for order in orders]
     assert code_digest(made[0]) == code_digest(made[1])
+
+
+@pytest.mark.parametrize("compiled, given", [(True, 1), (1, True), ([2, True], [2, 1]), ({"k": (1,)}, {"k": (True,)})])
+def test_a_truth_value_is_not_the_number_that_it_is_equal_to(compiled: Any, given: Any) -> None:
+    tree = tree_of_rows([([["local", "x"]], "equal", value_to_json(compiled))])
+    for check in (tree.check, tree.check_often, tree.check_often):
+        check({"x": copy.deepcopy(compiled)})
+        with pytest.raises(GuardError):
+            check({"x": given})
+
+
+@pytest.mark.parametrize(
+    "before, after", [(1, True), (1, 1.0), (True, 1), ((1, 2), (1, 2.0)), ([1, (2,)], [1, (True,)])]
+)
+def test_a_setting_of_another_type_is_another_setting(before: Any, after: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    model[0].scale = before
+    settings = ModuleSettings(settings_of(model))
+    for _ in range(2):
+        settings.check(model)
+    model[0].scale = after
+    with pytest.raises(GuardError, match="scale"):
+        settings.check(model)
+    model[0].scale = before
+    settings.check(model)

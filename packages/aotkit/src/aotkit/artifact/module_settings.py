@@ -17,11 +17,12 @@ from typing import Any
 from torch import nn
 
 from ..errors import GuardError
-from .values import value_to_json
+from .values import same_json, value_to_json
 
 __all__ = ["ModuleSettings", "settings_of"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NESTED = (tuple, list)
 _MOST_ITEMS = 16  # of a tuple or list that is a setting
 
 
@@ -49,12 +50,16 @@ def _is_setting(value: Any, texts: bool) -> bool:
     return value is None or type(value) in (bool, int, float) or (texts and type(value) is str)
 
 
+_Passed = tuple[nn.Module, list[int], Any, Any, tuple[list[type], list[tuple[int, Any]]]]
+"""A module that passed: its hooks, what reads its settings, and their values and types."""
+
+
 class ModuleSettings:
     """The settings that a step was compiled for, which each call compares. A check that passed once is quick."""
 
     def __init__(self, wanted: Sequence[Any]) -> None:
         self._wanted = wanted
-        self._passed: list[tuple[nn.Module, list[int], Any, Any]] = []
+        self._passed: list[_Passed] = []
 
     def check(self, model: nn.Module) -> None:
         """Raise :class:`GuardError`, which names the module, where something differs."""
@@ -76,7 +81,7 @@ def _compare(path: str, now: tuple[int, Any], before: tuple[int, Any]) -> None:
     if now[0] != before[0]:
         raise GuardError(f"{path} has another number of hooks ({now[0]}) than when the step was compiled ({before[0]})")
     for name, value in before[1].items():
-        if name not in now[1] or now[1][name] != value:
+        if name not in now[1] or not same_json(now[1][name], value):
             if name == "training":
                 raise GuardError(f"{path} is in another training mode than when the step was compiled")
             raise GuardError(
@@ -85,18 +90,28 @@ def _compare(path: str, now: tuple[int, Any], before: tuple[int, Any]) -> None:
             )
 
 
-def _as_it_is(module: nn.Module) -> tuple[nn.Module, list[int], Any, Any]:
+def _as_it_is(module: nn.Module) -> _Passed:
     held = _held(module)
     read = itemgetter("training", "training", *held)
     values = [list(value) if type(value) is list else value for value in read(vars(module))]
-    return module, _hooks_of(module), read, tuple(values)
+    return module, _hooks_of(module), read, tuple(values), _types_of(values)
 
 
-def _is_as_it_was(module: nn.Module, passed: tuple[nn.Module, list[int], Any, Any]) -> bool:
-    before, hooks, read, values = passed
+def _is_as_it_was(module: nn.Module, passed: _Passed) -> bool:
+    before, hooks, read, values, types = passed
     if module is not before or _hooks_of(module) != hooks:
         return False
     try:
-        return bool(read(vars(module)) == values)
+        found = read(vars(module))
     except KeyError:
         return False
+    # 1 is equal to 1.0 and to True.
+    return (
+        bool(found == values) and [*map(type, found)] == types[0] and all(_types_of(found[i]) == t for i, t in types[1])
+    )
+
+
+def _types_of(values: Sequence[Any]) -> tuple[list[type], list[tuple[int, Any]]]:
+    """The types of values, and by their place the types in those that are tuples or lists."""
+    kinds = [*map(type, values)]
+    return kinds, [(place, _types_of(values[place])) for place, kind in enumerate(kinds) if kind in _NESTED]

@@ -23,7 +23,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import GuardError
 from .quick_checks import MOST_WRITTEN, Written, write_out
-from .values import importable_name, value_to_json
+from .values import importable_name, same_json, value_to_json
 
 __all__ = ["CheckTree", "Path", "code_digest", "identity_row", "named_row", "path_text", "resolve", "tree_of_rows"]
 
@@ -165,7 +165,7 @@ def _shown(kind: str, expected: Any) -> str:
 
 def _same_constant(value: Any, expected: Any) -> bool:
     try:
-        return bool(value_to_json(value) == expected)
+        return same_json(value_to_json(value), expected)
     except ValueError:
         return False
 
@@ -267,7 +267,7 @@ _HOLDS: dict[str, Any] = {
     "type": _has_type,
     "equal": _same_constant,
     "length": lambda value, expected: len(value) == expected,
-    "keys": lambda value, expected: [value_to_json(key) for key in value] == expected,
+    "keys": lambda value, expected: same_json([value_to_json(key) for key in value], expected),
     "contains": _holds_key,
     "hasattr": _has_attribute,
     "empty": lambda value, expected: not value,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["NoForm", "importable_name", "value_from_json", "value_to_json"]
+__all__ = ["NoForm", "importable_name", "same_json", "value_from_json", "value_to_json"]
 
 _CODE = (
     "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags", "co_code",
@@ -61,6 +61,17 @@ def value_to_json(value: Any) -> Any:
     if isinstance(value, enum.Enum) and importable_name(kind) is not None:
         return {"import": [kind.__module__, f"{kind.__qualname__}.{value.name}"]}
     raise NoForm(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Whether two JSON forms are those of equal values of the same types: ``True`` is equal to 1 and no number."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(same_json(item, other[key]) for key, item in one.items())
+    if type(one) is list:
+        return len(one) == len(other) and all(map(same_json, one, other))
+    return bool(one == other)
 
 
 def value_from_json(data: Any) -> Any:

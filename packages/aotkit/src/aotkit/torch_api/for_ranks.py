@@ -23,7 +23,7 @@ from aotkit_cache.sealed import seal
 from aotkit_cache.stores import DistributedStore, own_signing_key
 
 from ..artifact.saved_checks import code_digest, tree_of_rows
-from ..artifact.values import value_to_json
+from ..artifact.values import same_json, value_to_json
 from ..driver import ranks
 from ..driver.saved_function import function_of_block
 from ..environment import read_environment
@@ -142,7 +142,7 @@ def _loaded(data: bytes, fn: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     assumed = meta["ranks"]
     mine = json.loads(json.dumps(_facts_of(fn)))
     for name, value in assumed["function"].items():
-        if mine.get(name) != value:
+        if not same_json(mine.get(name), value):
             raise GuardError(f"{function.name} has other {name} on this rank than on the first one")
     rows = assumed["globals"]
     tree_of_rows(rows).check({name: importlib.import_module(name) for name in {path[0][1] for path, _, _ in rows}})
