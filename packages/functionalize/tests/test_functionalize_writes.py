@@ -258,3 +258,22 @@ def test_lists_are_written_to_where_what_is_read_is_as_it_was(
 
     inputs = analyze(fn, [torch.randn(3), torch.randn(3)], layer=layer).inputs
     assert [i.mutation for i in inputs] == [MutationKind.DATA, MutationKind.NONE]
+
+
+PARTS: dict[str, Callable[[Tensor], Any]] = {
+    "split": lambda x: torch.unsafe_split(x, 2),
+    "chunk": lambda x: x.unsafe_chunk(2),
+    "sizes": lambda x: x.unsafe_split_with_sizes([1, 3]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_autograd_does_not_watch_are_memory_of_the_whole(layer: FunctionalLayer, name: str) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        first, last = PARTS[name](x)
+        first.add_(1)
+        return [last]
+
+    metadata = analyze(fn, [torch.randn(4, 4)], layer=layer)
+    assert metadata.inputs[0].mutation is MutationKind.DATA
+    assert metadata.outputs[0].base == 0

@@ -29,6 +29,15 @@ _LAYOUTS = RESHAPES | STRIDE_DEPENDENT | EXPANSIONS | {"unfold"}
 _BY_PYTHON_KERNELS = frozenset(("lstm",))
 
 
+# torch's functionalization takes their results for copies. The others give views, to which autograd lets nobody write,
+# so they are taken where it has no say.
+_AS_VIEWS: dict[str, Any] = {
+    "unsafe_split": torch.Tensor.split,
+    "unsafe_chunk": torch.Tensor.chunk,
+    "unsafe_split_with_sizes": torch.Tensor.split_with_sizes,
+}
+
+
 class RefuseWrongWrites(TorchFunctionMode):
     """While active, refuses in-place operations on expanded functional tensors, and views given as ``out=``.
 
@@ -118,6 +127,8 @@ class RefuseWrongWrites(TorchFunctionMode):
         if name == "dropout" and not _drops(*args, **kwargs):
             with compat.disable_python_dispatcher():  # torch's Python kernel returns a copy
                 return func(*args, **kwargs)
+        if name in _AS_VIEWS and args and not args[0].requires_grad:
+            return _AS_VIEWS[name](*args, **kwargs)
         if name == "lift_fresh_copy":
             return args[0].clone(memory_format=torch.contiguous_format)  # functionalized, it keeps strides
         if name == "bernoulli" and args and isinstance(args[0], torch.Tensor):
