@@ -152,9 +152,13 @@ def parts(layers: int) -> Iterator[tuple[str, float]]:
     for _ in range(3):  # what is written out or compiled once for calls like the first
         results = call(*arguments)
     own, names[call._graph_name] = names[call._graph_name], keep
-    call(*arguments)
-    yield "facts about model, cache and modes", _median(lambda: call.check(*arguments))
-    yield "Dynamo's bytecode, which collects the inputs", _median(lambda: call._function(*arguments))
+    call._function(*arguments)
+    quick = call._quick
+    if quick is None:
+        yield "facts about model, cache and modes", _median(lambda: call.check(*arguments))
+        yield "Dynamo's bytecode, which collects the inputs", _median(lambda: call._function(*arguments))
+    else:
+        yield "facts about model, cache and modes; the inputs", _median(lambda: quick.found(arguments))
     names[call._graph_name] = own
     yield f"types, sizes and addresses of {len(inputs)} inputs", _median(lambda: call._check_inputs(inputs))
     placement = call._check_inputs(inputs)

@@ -4,6 +4,7 @@ eager mode gives, or is refused before anything is written."""
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from aotkit_inductor_lower.runtime import argument_reader
 pytestmark = pytest.mark.filterwarnings("ignore:.*resize")
 
 WIDTH, LAYERS = 6, 18
+QUICK = sys.implementation.name == "cpython" and sys.version_info[:2] == (3, 11)
 
 
 class Layer(nn.Module):
@@ -49,7 +51,7 @@ class Model(nn.Module):
         """All layers."""
         for layer in self.layers:
             x = layer(x, place)
-        return x
+        return x * 2 if self.layers[7].training else x
 
 
 def inputs(turn: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,6 +108,12 @@ ATTACKS: dict[str, Callable[[Layer], object]] = {
     "over one memory": over_one_memory,
     "one twice": lambda layer: setattr(layer, "cache", layer._other.cache),
     "lazily copied": lambda layer: setattr(layer, "cache", torch._lazy_clone(layer.cache)),
+    "another dictionary": lambda layer: setattr(layer, "_parameters", {**layer._parameters, "more": None}),
+    "another dictionary with another weight": lambda layer: setattr(
+        layer, "_parameters", {**layer._parameters, "weight": nn.Parameter(layer.weight * 3, requires_grad=False)}
+    ),
+    "other attributes": lambda layer: setattr(layer, "__dict__", dict(layer.__dict__)),
+    "weight in the dictionary": lambda layer: layer._parameters.update(weight=layer._other.bias * layer.weight),
 }
 
 
@@ -143,6 +151,7 @@ def test_a_call_after_an_attack_is_eagers_or_refused(path: Path, name: str) -> N
     for turn in range(3):
         assert not compare(call, model, twin, turn)
     assert (call._check_inputs._reader is None) is (argument_reader._compiled() is None)
+    assert call._quick is not None or not QUICK
     with torch.no_grad():
         for one in (model, twin):
             attack(one, name, 7)
@@ -201,3 +210,99 @@ def test_threads_with_models_of_their_own(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
+
+
+def other_part(model: Model) -> None:
+    model.layers[7] = model._spare
+
+
+FACTS: dict[str, Callable[[Model], object]] = {
+    "training": lambda model: model.eval(),
+    "training of a part": lambda model: model.layers[7].eval(),
+    "another part": other_part,
+    "another class": lambda model: setattr(model.layers[7], "__class__", type("Own", (Layer,), {})),
+    "a list": lambda model: setattr(model, "_modules", {"layers": nn.ModuleList([*model.layers])}),
+    "without a part": lambda model: model.layers._modules.pop("7"),
+    "without a weight": lambda model: model.layers[7]._parameters.pop("weight"),
+}
+
+
+@pytest.mark.parametrize("name", FACTS, ids=lambda name: name.replace(" ", "_"))
+@torch.no_grad()
+def test_facts_about_a_module_are_seen_as_they_are_one_by_one(path: Path, name: str) -> None:
+    """Of two loaded functions one never notes what its calls have found."""
+    call, plain = (aotkit.saved.load_compiled_function(path) for _ in range(2))
+    plain._noted = 1000
+    outcomes, models = [], [Model() for _ in range(2)]
+    for function, model in zip((call, plain), models, strict=True):
+        torch.manual_seed(1)
+        object.__setattr__(model, "_spare", Layer())
+        for turn in range(3):
+            function(model, *inputs(turn))
+        FACTS[name](model)
+        outcomes.append(outcome(function, model, inputs(4)))
+    assert (call._quick is not None or not QUICK) and plain._quick is None
+    assert type(outcomes[0]) is type(outcomes[1]) and str(outcomes[0]) == str(outcomes[1])
+    for mine, others in zip(*map(contents, models), strict=True):
+        torch.testing.assert_close(mine, others, rtol=0, atol=0)
+
+
+def outcome(call: Any, model: Model, given: tuple[torch.Tensor, ...]) -> object:
+    try:
+        return call(model, *given)
+    except (GuardError, AttributeError, KeyError) as error:
+        return error
+
+
+@torch.no_grad()
+def test_states_of_torch_are_seen(path: Path) -> None:
+    call, model, given = aotkit.saved.load_compiled_function(path), Model(), inputs(4)
+    for turn in range(3):
+        call(model, *inputs(turn))
+    for change in (torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu"), torch.device("meta")):
+        with change, pytest.raises(GuardError, match="another state"):
+            call(model, *given)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(GuardError, match="the default dtype"):
+            call(model, *given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert call._quick is not None or not QUICK
+
+
+@torch.no_grad()
+def test_arguments_by_name(tmp_path: Path) -> None:
+    x, place = inputs(0)
+    compiled = aotkit.saved.compile_to_save(Model(), (), {"x": x, "place": place})
+    aotkit.saved.save_compiled_function(compiled, tmp_path / "step.aotkit")
+    call, model, twin = aotkit.saved.load_compiled_function(tmp_path / "step.aotkit"), Model(), Model()
+    for turn in range(5):
+        x, place = inputs(turn)
+        torch.testing.assert_close(call(model, x=x, place=place), twin(x, place), rtol=1e-4, atol=1e-5)
+    assert call._quick is not None or not QUICK
+    with pytest.raises(GuardError, match="kwargs has the keys"):
+        call(model, x=x, where=place)
+
+
+@torch.no_grad()
+def test_a_module_that_is_gone_is_not_another_one_in_its_place(path: Path) -> None:
+    call = aotkit.saved.load_compiled_function(path)
+    for turn in range(12):  # a module a call
+        model, twin = Model(), Model()
+        assert not compare(call, model, twin, turn)
+        del model
+        gc.collect()
+
+
+@torch.no_grad()
+def test_facts_that_are_looked_at_once_are_looked_at_for_each_module(path: Path) -> None:
+    call, model = aotkit.saved.load_compiled_function(path), Model()
+    for turn in range(3):
+        call(model, *inputs(turn))
+    other = Model()
+    other.layers[3].register_forward_hook(lambda *given: None)
+    before = contents(other)
+    with pytest.raises(GuardError, match="_forward_hooks"):
+        call(other, *inputs(4))
+    assert all(map(torch.equal, contents(other), before))

@@ -201,8 +201,9 @@ class PlacedAliasCheck:
             self._compare(args)
             passed = _memory_of([args[k] for k in self._mutated])
             self._lengths = tuple(top - low for low, top in map(byte_range, args))
-        if 0 not in addresses:
-            self._passed = _Passed(addresses, passed.lows, passed.tops)
+            if 0 in addresses:
+                return
+        self._passed = _Passed(addresses, passed.lows, passed.tops)  # what moved doesn't begin at 0, nor did the rest
 
     def _compare(self, args: Sequence[Tensor]) -> None:
         mutated, others = self._mutated, self._others

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOST_WRITTEN", "Written", "write_out"]
+__all__ = ["MOST_WRITTEN", "Holds", "Step", "Written", "is_plain", "is_plainly_read", "write_out"]
 
 MOST_WRITTEN = 8  # so often a check is written anew: callers who alternate between two kinds of arguments do without
 
@@ -63,7 +63,7 @@ class _Writer:
         name = f"v{self._count}"
         self._count += 1
         self._lines.append(f"{name} = {source}")
-        if not below and len(facts) == 1 and facts[0][0] == "equal" and _is_plain(value):
+        if not below and len(facts) == 1 and facts[0][0] == "equal" and is_plain(value):
             self._unless(self._equals(name, value))
             return
         self._unless(f"type({name}) is {self._constant(type(value))}")
@@ -79,7 +79,7 @@ class _Writer:
         self._lines.append(f"if not ({condition}): return False")
 
     def _fact(self, name: str, kind: str, expected: Any, value: Any) -> str:
-        if kind == "equal" and _is_plain(value):
+        if kind == "equal" and is_plain(value):
             return self._equals(name, value)
         if kind == "contains" and hasattr(value, "__dict__") and not isinstance(value, dict):
             return f"{expected[0]!r} {'in' if expected[1] else 'not in'} d"
@@ -102,7 +102,7 @@ class _Writer:
             return f"type({name})"
         if kind == "item" and type(value) in (dict, list, tuple):
             return f"{name}[{self._constant(key)}]"
-        if kind == "attr" and key.isidentifier() and _is_plainly_read(value, key):
+        if kind == "attr" and key.isidentifier() and is_plainly_read(value, key):
             return f"{name}.{key}"
         return f"step({name}, {kind!r}, {self._constant(key)})"
 
@@ -114,13 +114,13 @@ class _Writer:
         return name
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Constants that are equal to what they are equal to for ever, and compare quickly. Of floats, 0.0 is equal to
     -0.0, and a NaN to nothing."""
     return value is None or type(value) in (bool, int, str, torch.device, torch.dtype)
 
 
-def _is_plainly_read(value: Any, key: str) -> bool:
+def is_plainly_read(value: Any, key: str) -> bool:
     """Whether ``value.key`` is what is in its dictionary, as for a class that has no say in it."""
     kind = type(value)
     held = getattr(value, "__dict__", None)

@@ -22,7 +22,9 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import GuardError
+from .quick_calls import QuickCall
 from .quick_checks import MOST_WRITTEN, Written, write_out
+from .straight_code import StraightCode
 from .values import importable_name, same_json, value_to_json
 
 __all__ = ["CheckTree", "Path", "code_digest", "identity_row", "named_row", "path_text", "resolve", "tree_of_rows"]
@@ -100,6 +102,10 @@ class CheckTree:
         if self._written < MOST_WRITTEN:
             self._written += 1
             self._quick = write_out(self._nodes, scope, _step, _HOLDS)
+
+    def quick_call(self, scope: Mapping[str, Any], code: StraightCode) -> QuickCall | None:
+        """What tells calls like one that passed; see Note [Quick calls]."""
+        return QuickCall.of(scope, self._nodes, self._pairs, code, _step, _HOLDS)
 
     def check(self, scope: Mapping[str, Any]) -> None:
         """Raise :class:`GuardError` for the first fact that does not hold."""

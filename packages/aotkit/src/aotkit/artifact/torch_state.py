@@ -11,7 +11,7 @@ from aotkit_cache import Uncacheable
 
 from ..errors import GuardError
 
-__all__ = ["autocast_state", "cuda_capabilities", "state_of_call", "tell_state", "torch_state"]
+__all__ = ["autocast_state", "cuda_capabilities", "quick_state", "state_of_call", "tell_state", "torch_state"]
 
 
 def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
@@ -104,6 +104,19 @@ def state_of_call() -> dict[str, Any]:
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ],
     }
+
+
+def quick_state() -> tuple[Any, ...] | None:
+    """The same state as a few values that are equal if it is; ``None`` where that would take a closer look."""
+    if torch._C._is_any_autocast_enabled() or torch._C._len_torch_function_stack() or _context() is not None:
+        return None
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _default_device() -> str:

@@ -29,7 +29,10 @@ from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
 from ..artifact.graph_inputs import InputCheck
+from ..artifact.quick_calls import QuickCall
+from ..artifact.quick_checks import MOST_WRITTEN
 from ..artifact.saved_checks import tree_of_rows
+from ..artifact.straight_code import StraightCode, straight_code
 from ..artifact.torch_state import state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
 from ..errors import PackageError
@@ -64,6 +67,10 @@ DYNAMO_HELPERS: Mapping[str, Callable[..., Any]] = {
     "record_pregraph_bytecode_exit": lambda entered: None,
     "to_subclass": lambda value, kind: value.as_subclass(kind),
 }
+
+
+_GATHERED = [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
+_DO_NOTHING = [DYNAMO_HELPERS[f"record_pregraph_bytecode_{end}"] for end in ("enter", "exit")]
 
 
 @collections_put_off()
@@ -151,17 +158,27 @@ class SavedFunction:
         self._function = types.FunctionType(code, names, self.name, defaults, cells)
         self._function.__kwdefaults__ = value_from_json(described["keyword_defaults"])
         self._signature = inspect.signature(self._function)
-        self._positional = _all_positional(self._signature)
+        self._names = tuple(self._signature.parameters)
+        self._fewest, self._more = _quickly_bound(self._signature)
         self._state = described["state"]
         self._state_passed: dict[str, Any] = {}
         rows = described["checks"]
         self._all = tree_of_rows(rows)
         self._every_call = tree_of_rows([row for row in rows if _is_for_every_call(row)])
         self._checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._straight: StraightCode | None = None
+        self._quick: QuickCall | None = None
+        self._noted = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run. Raises :class:`aotkit.GuardError` for a call that the function was not compiled for."""
+        given = self._given(args, kwargs)
+        quick = self._quick
+        found = None if quick is None else quick.found(given)
+        if quick is not None and found is not None:
+            return quick.run(found, self._run)
         self.check(*args, **kwargs)
+        self._note_quick_call(given)
         return self._function(*args, **kwargs)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
@@ -185,11 +202,18 @@ class SavedFunction:
 
     def arguments(self, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         """The arguments of a call by name, with defaults."""
-        if not kwargs and len(args) == len(self._positional):
-            return dict(zip(self._positional, args, strict=True))
+        return dict(zip(self._names, self._given(args, kwargs), strict=True))
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The same without names, in the order of the parameters."""
+        if not kwargs and len(args) >= self._fewest:
+            if self._more:
+                return (*args[: self._fewest], args[self._fewest :], *({} for _ in self._more[1:]))
+            if len(args) == self._fewest:
+                return args
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return bound.arguments
+        return tuple(bound.arguments.values())
 
     def check_call(self, *args: Any, **kwargs: Any) -> None:
         """Raise :class:`aotkit.GuardError` if a call is not what was compiled, the graph's inputs included: what comes
@@ -207,17 +231,32 @@ class SavedFunction:
         raise _Checked
 
     def _call_graph(self, *values: Any) -> Any:
+        return self._run(values)
+
+    def _run(self, values: tuple[Any, ...]) -> Any:
         return self.graph.call_placed(values, self._check_inputs(values))
+
+    def _note_quick_call(self, given: tuple[Any, ...]) -> None:
+        """From the second call on that has passed; see Note [Quick calls]."""
+        self._noted += 1
+        if self._noted == 2:
+            self._straight = straight_code(self._function, self._graph_name, _DO_NOTHING)
+        if 1 < self._noted <= MOST_WRITTEN and self._straight is not None:
+            scope = dict(zip(self._names, given, strict=True))
+            self._quick = self._every_call.quick_call(scope, self._straight) or self._quick
 
     def __repr__(self) -> str:
         return f"<saved function {self.name}, compiled for {self.graph.artifact.kind}>"
 
 
-def _all_positional(signature: inspect.Signature) -> tuple[str, ...]:
-    """The names of parameters that may all be passed by position and are one argument each; else nothing."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    plain = all(parameter.kind in kinds for parameter in signature.parameters.values())
-    return tuple(signature.parameters) if plain else ()
+def _quickly_bound(signature: inspect.Signature) -> tuple[int, tuple[str, ...]]:
+    """How many arguments by position are one each, and the names of ``*args`` and ``**kwargs`` behind them, for
+    functions that have no other parameters. Else a number that no call has."""
+    parameters = signature.parameters.values()
+    one = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    more = [p for p in parameters if p not in one]
+    plain = [p.kind for p in more] in ([], _GATHERED[:1], _GATHERED)
+    return (len(one), tuple(p.name for p in more)) if plain else (sys.maxsize, ())
 
 
 def _is_for_every_call(row: Any) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["ArgumentReader", "Placement"]
+__all__ = ["ArgumentReader", "Placement", "array_of"]
 
 _WORD = 8
 _KEYS_WITHIN = 208  # bytes of a TensorImpl that are searched for its dispatch keys
@@ -68,13 +68,13 @@ class ArgumentReader:
     def __init__(self, values: Sequence[torch.Tensor], look: Look) -> None:
         self._look, self._count = look, len(values)
         numbers = [[*value.shape, *value.stride()] for value in values]
-        self._numbers = _array([number for row in numbers for number in row])
+        self._numbers = array_of([number for row in numbers for number in row])
         rows, place = [], ctypes.addressof(self._numbers)
         for value, held in zip(values, numbers, strict=True):
             kind = _DTYPES[value.dtype]
             rows += [id(type(value)), _keys(value), kind, int(value.requires_grad), value.dim(), place]
             place += len(held) * _WORD
-        self._rows = _array(rows)
+        self._rows = array_of(rows)
         self._free: list[_Memory] = []
 
     @staticmethod
@@ -118,10 +118,10 @@ class _Memory:
 
     def __init__(self, count: int, rows: Any) -> None:
         self._items, self._impls, self._objects, self.addresses, self.moved, self._changed = (
-            _array([0] * count) for _ in range(6)
+            array_of([0] * count) for _ in range(6)
         )
         arrays = (rows, self._items, self._impls, self._objects, self.addresses, self.moved, self._changed)
-        self._state = _array([count, *map(ctypes.addressof, arrays)])
+        self._state = array_of([count, *map(ctypes.addressof, arrays)])
         self.address = ctypes.addressof(self._state)
         self.placement = Placement((0,) * count, (), ())
 
@@ -138,7 +138,8 @@ class _Memory:
         return tuple(patched)
 
 
-def _array(numbers: Sequence[int]) -> Any:
+def array_of(numbers: Sequence[int]) -> Any:
+    """Words, of which there is at least one, as native code reads them."""
     return (ctypes.c_uint64 * max(1, len(numbers)))(*numbers)
 
 
