@@ -169,10 +169,10 @@ def test_one_tensor_twice_has_no_reader() -> None:
 
 def test_a_torch_whose_tensors_look_otherwise_has_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_reader, "_keys", lambda value: 1234567)
-    assert argument_reader._places() is None
+    assert argument_reader.places() is None
     monkeypatch.undo()
     monkeypatch.setattr(argument_reader, "_word", lambda address, offset: 0)
-    assert argument_reader._places() is None
+    assert argument_reader.places() is None
 
 
 def test_a_torch_without_its_c_interface_has_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:

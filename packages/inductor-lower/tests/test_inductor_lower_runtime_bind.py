@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -31,7 +33,7 @@ from aotkit_inductor_lower.launch_plan import (
 from aotkit_inductor_lower.loop_passes.reuse_call_results import reuse_call_results
 from aotkit_inductor_lower.memory.placement import place_buffers
 from aotkit_inductor_lower.passes import Fuel
-from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind_program
+from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind_program, constant_places
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 # two linear layers with relu between, then a transposed view of the result is returned too
@@ -544,6 +546,44 @@ def test_constants_are_read_where_they_lie_now() -> None:
         a.data = torch.full((41,), value + 7.0)[1:]
         torch.testing.assert_close(bound([x]), [*f(x)])
         a.set_(torch.full((40,), value + 9.0))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_many_constants_are_read_where_they_lie_now(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(constant_places, "_compiled", lambda: None)
+    held, x = [torch.randn(40) for _ in range(20)], torch.randn(40)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x * each + 1 for each in held)
+
+    bound = compile_graph(make_fx(f)(x))
+    changes: list[Callable[[torch.Tensor], object]] = [
+        lambda t: None,
+        lambda t: t.add_(1),
+        lambda t: setattr(t, "data", torch.full((41,), 7.0)[1:]),
+        lambda t: t.set_(torch.full((40,), 9.0)),
+        lambda t: t.untyped_storage().resize_(4096),
+        lambda t: t.set_(torch.full((99,), 3.0).untyped_storage(), 5, (40,), (1,)),
+        lambda t: torch.utils.swap_tensors(t, torch.full((40,), 5.0)),
+    ]
+    for change in changes:
+        for k in (0, 7, 19):
+            change(held[k])
+            gc.collect()
+            torch.testing.assert_close(bound([x]), [*f(x)])
+
+
+def test_constants_of_torchs_own_classes_are_asked_in_one_pass() -> None:
+    held = [torch.ones(2) for _ in range(20)]
+    words = (ctypes.c_int64 * 25)()
+    write = constant_places.unwritten_constants(held, range(2, 22))
+    left = write(ctypes.addressof(words))
+    assert left is (constant_places._compiled() is None)
+    assert left or [*words] == [0, 0, *(each.data_ptr() for each in held), 0, 0, 0]
+    own = held[0].as_subclass(type("Own", (torch.Tensor,), {}))
+    assert constant_places.unwritten_constants([own, *held], range(21))(ctypes.addressof(words))
+    assert constant_places.unwritten_constants(held[:3], range(3))(ctypes.addressof(words))
 
 
 def test_damaged_object_code_is_a_bind_error() -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["ArgumentReader", "Placement", "array_of"]
+__all__ = ["ArgumentReader", "Placement", "array_of", "loaded_function", "places"]
 
 _WORD = 8
 _KEYS_WITHIN = 208  # bytes of a TensorImpl that are searched for its dispatch keys
@@ -150,24 +150,27 @@ def _keys(value: torch.Tensor) -> int:
 @functools.cache
 def _compiled() -> Look | None:
     """The native function, or ``None`` where torch or Python are not as it takes them."""
+    found = places()
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.py_object, ctypes.c_void_p)
+    return None if found is None else loaded_function(_text(*found), _IMPORTS, "look", kind)
+
+
+def loaded_function(text: str, imports: Sequence[str], name: str, kind: Any) -> Any:
+    """A function of LLVM text as one of ctypes; ``None`` where it calls what isn't there: another C++ ABI, or a torch
+    or Python without that interface."""
     from ..native import compile_for, ensure_llvm, host_processor, load_object, machine_for  # loads LLVM
 
-    places = _places()
-    if places is None:
-        return None
     ensure_llvm()
     try:
-        code = compile_for(machine_for(*host_processor()), _text(*places))
-        loaded = load_object(code, _IMPORTS, ["look"])
-    except (LookupError, RuntimeError):  # another C++ ABI, or a torch without that interface
+        loaded = load_object(compile_for(machine_for(*host_processor()), text), imports, [name])
+    except (LookupError, RuntimeError):
         return None
-    kind = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.py_object, ctypes.c_void_p)
-    look = kind(loaded.addresses()["look"])
-    look.keep_alive = loaded  # type: ignore[attr-defined]
-    return look
+    function = kind(loaded.addresses()[name])
+    function.keep_alive = loaded
+    return function
 
 
-def _places() -> tuple[int, int] | None:
+def places() -> tuple[int, int] | None:
     """Bytes from the beginning of a Python object to its tensor, and from that of a tensor to its dispatch keys."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or sys.maxsize < 2**32:
         return None

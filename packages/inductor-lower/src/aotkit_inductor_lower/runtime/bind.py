@@ -17,7 +17,8 @@ from ..ops.aten import resolve_target
 from ..ops.fixups import FIX_UPS
 from ..targets import LOADERS
 from .arena import ArenaPool
-from .emit import emit_source, wanted_tensors
+from .constant_places import unwritten_constants
+from .emit import emit_source, many_constants, wanted_tensors
 from .externs import aligned_copy, conform
 from .frame import FramePool
 from .redzones import guarded_empty
@@ -109,7 +110,9 @@ def _bound(
     namespace.update(loaded.segments)
     namespace.update(loaded.names)
     namespace.update({f"constant_{_safe(name)}": tensor for name, tensor in constants.items()})
+    many = many_constants(plan) if alignment.nbytes == 1 else []
     namespace.update(
+        unwritten_constants=unwritten_constants([constants[n] for n in many], [plan.slots.index(n) for n in many]),
         lease=pool.lease,
         lease_block=pool.lease_block,
         give_back=pool.give_back,

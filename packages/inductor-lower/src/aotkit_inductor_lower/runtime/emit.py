@@ -27,9 +27,10 @@ from ..memory.huge_pages import LARGE
 from ..ops.aten import is_opaque_result, returns_several
 from ..ops.fixups import FIX_UPS
 from ..symbolic import Call, Expr, Symbol, product, to_expr
+from .constant_places import MANY_CONSTANTS
 from .frame import arena_views, torch_dtype
 
-__all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
+__all__ = ["PlanEmitter", "emit_source", "many_constants", "wanted_tensors"]
 
 MANY_INPUTS = 32  # from here on a plan remembers where its inputs lie
 
@@ -39,6 +40,14 @@ def emit_source(loaded: Loaded, own_frames: bool = True, redzones: bool = False)
     frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``).
     ``redzones``: the memory is looked at after every step."""
     return PlanEmitter(loaded, own_frames, redzones).emit()
+
+
+def many_constants(plan: LaunchPlan) -> list[str]:
+    """The constants whose addresses a frame holds, if they are many and none of them may be empty."""
+    held = {b.name: b for b in plan.buffers if b.storage == "constant"}
+    named = [slot for slot in plan.slots if slot in held]
+    filled = all(to_expr(size).constant not in (None, 0) for name in named for size in held[name].sizes)
+    return named if filled and len(named) >= MANY_CONSTANTS else []
 
 
 def wanted_tensors(plan: LaunchPlan) -> list[str]:
@@ -200,9 +209,15 @@ class PlanEmitter:
 
     def _write_constants(self) -> None:
         """Addresses of constants: ``.data = `` and ``set_`` give a tensor other memory, and its old one may be gone. A
-        copy is made of one that does not begin where kernels take it."""
+        copy is made of one that does not begin where kernels take it. Many are asked in one native pass, and one by one
+        where there is none."""
         if self.alignment.nbytes == 1:
+            first, many = len(self.lines), many_constants(self.plan)
+            if many:
+                self.lines.append("if unwritten_constants(address):")
             self._write_addresses("constant")
+            if many:
+                self.lines[first + 1 :] = [f"    {line}" for line in self.lines[first + 1 :]]
             return
         for slot in (s for s in self.plan.slots if not s.startswith("$") and self.buffers[s].storage == "constant"):
             tensor, copy, place = self.tensor_names[slot], f"aligned_{_safe(slot)}", f"slots[{self.slot[slot]}]"

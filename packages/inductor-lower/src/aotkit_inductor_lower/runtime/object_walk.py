@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from .argument_reader import array_of
+from .argument_reader import array_of, loaded_function
 
 __all__ = ["Fact", "Node", "ObjectWalk"]
 
@@ -162,20 +162,13 @@ def _operand(value: Any, use: str) -> int:
 @functools.cache
 def _compiled() -> Walk | None:
     """The native function, or ``None`` where Python is not as it takes it."""
-    from ..native import compile_for, ensure_llvm, host_processor, load_object, machine_for  # loads LLVM
-
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or sys.maxsize < 2**32:
         return None
     samples: tuple[Any, ...] = (0, "", {}, Node)
     if any(_word(value, _WORD) != id(type(value)) for value in samples):
         return None
-    ensure_llvm()
-    try:
-        loaded = load_object(compile_for(machine_for(*host_processor()), _text(_tag_place())), _IMPORTS, ["walk"])
-    except (LookupError, RuntimeError):  # a Python without one of these functions
-        return None
-    walk = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)(loaded.addresses()["walk"])
-    walk.keep_alive = loaded  # type: ignore[attr-defined]
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+    walk: Walk | None = loaded_function(_text(_tag_place()), _IMPORTS, "walk", kind)
     return walk
 
 
