@@ -59,6 +59,7 @@ class Shape:
 
     def __str__(self) -> str:
         kind = "depthwise " if self.groups == self.channels > 1 else f"{self.groups} groups " if self.groups > 1 else ""
+        kind = "patches " if self.taps == self.stride > 1 and not self.pad and not kind else kind
         taps, size = ("x".join([str(n)] * self.dimensions) for n in (self.taps, self.size))
         return f"{self.network}: {kind}{taps}/{self.stride}, {self.channels} to {self.results}, {self.images}x{size}"
 
@@ -97,7 +98,14 @@ SHAPES = (
     Shape("convnext", 4, 96, 192, 28, 2, 2),
     Shape("segformer", 4, 3, 32, 112, 7, 4, 3),
     Shape("segformer", 4, 32, 64, 28, 3, 2, 1),
+    Shape("convnext", 4, 192, 384, 14, 2, 2),
+    Shape("convnext", 4, 384, 768, 7, 2, 2),
+    Shape("swin", 4, 3, 48, 224, 4, 4),
+    Shape("vit", 4, 3, 256, 224, 16, 16),
     Shape("segformer", 4, 32, 32, 28, 8, 8),
+    Shape("segformer", 2, 32, 32, 64, 8, 8),
+    Shape("segformer", 2, 64, 64, 32, 4, 4),
+    Shape("segformer", 2, 160, 160, 16, 2, 2),
     _depthwise("segformer", 128, 28, 3),
     _depthwise("segformer", 640, 14, 3),
     Shape("unet", 2, 64, 64, 64, 3, 1, 1),

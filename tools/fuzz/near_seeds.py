@@ -395,6 +395,13 @@ _OTHERS = (
         "slice-strided-images|channels",
     ),
     _seed(
+        "patches",
+        lambda x, w, b: [F.relu(F.conv2d(torch.tanh(x), w, b, stride=2))],
+        (Input("x", (2, 32, 7, 6), layout="last"), Input("w", (32, 32, 2, 2), scale=0.2), Input("b", (32,))),
+        (INFERENCE, TRAINING, JOINT),
+        "multiply-patches|convolution",
+    ),
+    _seed(
         "nested maxima",
         lambda x: [x.amax(1), x.amax((0, 1)), x.amin(1), x.amin((1, 2), keepdim=True)],
         (Input("x", (4, 5, 6)),),

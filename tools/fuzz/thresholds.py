@@ -29,6 +29,7 @@ LOW_SPLITS = {"units": 4, "least": 8, "chunk": 16, "long_row": 24, "columns": 4}
 LOW: dict[str, dict[str, Any]] = {
     "graph_passes.channels_last": {"_MOST_COPIED": 4.0, "_OWN_PART": 0.0, "_FEW_TAPS": 9, "_CHANNELS": 1},
     "graph_passes.fuse_attention": {"_SMALLEST": 1},
+    "graph_passes.multiply_patches": {"RESULTS": 1, "SUMMED": 1, "SHORT": (1, 1)},
     "graph_passes.widen_packed": {"BLOCK": 1 << 12},
     "graph_passes.write_out_attention": {"_WORTH_READING": 1},
     "kernel_passes.choose_index_width": {"_LIMIT": 1 << 11},
@@ -129,6 +130,7 @@ EXCEPTIONS: dict[str, str] = {
         graph_passes.attention_places
         graph_passes.fuse_attention _LARGE
         graph_passes.keep_pool_offsets _BYTE _COMPARED
+        graph_passes.multiply_patches _BY_IMAGES _BY_WEIGHTS _BY_BIAS
         graph_passes.slice_strided_images _BY_WEIGHTS
         graph_passes.unshift_bytes _SHIFT
         graph_passes.widen_bytes EXACT

@@ -37,6 +37,7 @@ from .graph_passes import (
     keep_pool_offsets,
     loss_gradients,
     merge_splits_and_cats,
+    multiply_patches,
     pad_products,
     recognize_attention,
     reinplace,
@@ -164,6 +165,7 @@ GRAPH_PASSES = in_order(
     widen_bytes.PASS,
     widen_packed.PASS,
     channels_last.PASS,
+    multiply_patches.PASS,
     slice_strided_images.PASS,  # required: a kernel of oneDNN is wrong
     reinplace.PASS,
 )

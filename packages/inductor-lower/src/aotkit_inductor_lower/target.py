@@ -63,7 +63,8 @@ class Capabilities:
     ``attention_bodies``: kernels of attention hide keys that are too far back by where they are, cap scores,
     and compute masks that follow from positions. ``float_bytes``: so many rows of bytes, or more, take less time as
     products of floats than ATen takes for them; 0: none. ``float_packed``: so do so many rows of a type times weights
-    of 4 or 8 bits, as ATen packs them.
+    of 4 or 8 bits, as ATen packs them. ``patches``: types of images of which convolutions whose places share no pixels
+    take less time as products of matrices.
     """
 
     device: str
@@ -92,6 +93,7 @@ class Capabilities:
     attention_bodies: bool = False
     float_bytes: int = 0
     float_packed: tuple[tuple[str, int], ...] = ()
+    patches: tuple[str, ...] = ()
 
     def owns(self, device: torch.device) -> bool:
         """Whether kernels take tensors on this device."""

@@ -33,6 +33,7 @@ from .tile_forms import FORMS
 
 __all__ = ["CpuTarget", "cpu_target", "target_of"]
 
+PATCHES = "float32", "bfloat16"  # see Note [Which patches are products]
 SLOW_ROWS = 24  # of bfloat16 times packed weights, from which ATen's products of floats take less time without AVX-512
 
 
@@ -173,5 +174,6 @@ def target_of(machine: Machine, processor: str) -> CpuTarget:
         tiles_products=bool(forms),
         float_bytes=FEW_ROWS + 1 if processor in SHORT_AMD else 0,  # which have no instructions for bytes
         float_packed=() if tiles else _float_packed(machine, processor),
+        patches=PATCHES if processor in SHORT_AMD and machine.vector_bits == 256 else (),
     )
     return CpuTarget(machine, processor, capabilities)
