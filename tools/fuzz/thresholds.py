@@ -68,6 +68,7 @@ LOW: dict[str, dict[str, Any]] = {
         "WIDE": 1,
         "LONG_ROW": 1,
         "LARGE_ROW": 1 << 30,
+        "MANY": 1 << 30,
         "MANY_TAPS": 4,
     },
     "targets.cpu.choose_few_rows": {"WORTH_READING": 1, "LEAST": (1, 1, 1)},
@@ -120,7 +121,7 @@ EXCEPTIONS: dict[str, str] = {
         loop_passes.write_out_short_rows _LONGEST
         targets.cpu.beside MOST_LOADS SAVED
         targets.cpu.choose_attention _HEAD
-        targets.cpu.choose_convolutions FEW_TAPS CACHED SHORT_ROW STEP_PLACES FEW_IN_LINE SMALL_IMAGE
+        targets.cpu.choose_convolutions FEW_TAPS CACHED SHORT_ROW STEP_PLACES FEW_IN_LINE SMALL_IMAGE PAGE
         targets.cpu.choose_few_rows FEW_ROWS FEW_FOR_TILES ROWS_OF_A_GROUP
         targets.cpu.choose_sorts _LONGEST
         targets.cpu.products FEW_ROWS FEW_FOR_TILES

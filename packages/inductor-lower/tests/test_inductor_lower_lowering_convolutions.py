@@ -396,6 +396,8 @@ def test_depthwise_convolutions_are_kernels_on_amds_processors_with_short_vector
     line = Case((2, 24, 40), (24, 1, 4), (1,), (3,), (1,), groups=24)
     narrow = replace(depthwise(taps=7), dtype=torch.bfloat16)
     deep = replace(depthwise(channels=512), image=(1, 512, 3, 14))
+    deeper = replace(depthwise(channels=1024), image=(1, 1024, 3, 14))
+    large_deep = replace(depthwise(channels=768), image=(1, 768, 19, 14))
     for case, backward, target, left in (
         (deep, False, V3, []),
         (deep, True, V3, [True, True, True]),
@@ -403,6 +405,13 @@ def test_depthwise_convolutions_are_kernels_on_amds_processors_with_short_vector
         (replace(deep, image=(1, 512, 3, 13)), True, V3, [False, True, True]),
         (replace(deep, image=(1, 512, 19, 14)), True, V3, [False, True, True]),
         (replace(deep, dtype=torch.bfloat16), True, V3, []),
+        (deeper, False, V3, [True]),
+        (deeper, False, V4, []),
+        (replace(deeper, image=(1, 1024, 3, 13)), False, V3, []),
+        (replace(deeper, image=(1, 1056, 3, 14), weights=(1056, 1, 3, 3), groups=1056), False, V3, []),
+        (large_deep, False, V3, [True]),
+        (large_deep, True, V3, [True, True, True]),
+        (replace(large_deep, image=(1, 768, 18, 14)), False, V3, []),
         (wide, False, V3, []),
         (wide, True, V3, [False, True, True]),
         (depthwise(channels=16), False, V3, [True]),

@@ -24,7 +24,10 @@ Note [Which convolutions are ours]
     1.2 to 19 times ATen's speed. Of images those of few taps, and their gradients by the image, with :data:`WIDE`
     channels or more that lie together, or rows of :data:`LONG_ROW` pixels or more: 0.76 to 2.7 times, 1.38 in the mean
     (`--only "depthwise 3x3"`, both layouts). With a stride of 1 and channels together, gradients by images of up to
-    :data:`SMALL_IMAGE` places whose rows have :data:`LARGE_ROW` elements or more are not (0.6 to 0.9 times). Of the
+    :data:`SMALL_IMAGE` places whose rows have :data:`LARGE_ROW` elements or more are not (0.6 to 0.9 times), nor are
+    convolutions of rows twice as long whose pixels are a multiple of :data:`PAGE` elements apart (0.59 to 1.12, 0.87 in
+    the mean), nor those of larger images of :data:`MANY` channels or more (0.71 to 1.03) and their gradients by these
+    (0.58 to 0.90; `--only many`). Of the
     gradients by weights those of many taps: in rows of pixels, or with channels together for up to
     :data:`SMALL_IMAGE` places, 1.1 to 3.2 times; there are too few registers for the sums of more.
 
@@ -77,6 +80,8 @@ WIDE = 32  # channels from which 256-bit vectors pay
 LONG_ROW = 14  # pixels from which they do
 SMALL_IMAGE = 256  # places
 LARGE_ROW = 7168  # elements of all channels: rows that a result reads don't fit the first-level cache
+MANY = 768  # channels of larger images
+PAGE = 1024  # elements between pixels of which all fall on the same lines of the first-level cache
 
 
 def choose_convolution(
@@ -199,9 +204,8 @@ def _slower(parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str
         few = side < WIDE if together else side < LONG_ROW * math.isqrt(len(parts))  # a part has every other pixel
         if narrow or by_weights or few:
             return _slower_in_short_vectors(images, taps, narrow, by_weights)
-        row = side * (images.sizes[-1].constant or 0)
-        if together and row >= LARGE_ROW and _is_small(images) and call.target != CONVOLUTION and len(parts) == 1:
-            return "many channels of a small image, which oneDNN takes in parts"
+        if together and not strided and len(parts) == 1 and _are_many(images, side, call.target == CONVOLUTION):
+            return "many channels, which oneDNN takes in parts"
     if by_weights:
         taken = together or taps >= MANY_TAPS
         return "" if taken else "sums over pixels of a row, a few at a time"
@@ -226,6 +230,15 @@ def _slower_in_short_vectors(images: Buffer, taps: int, narrow: bool, by_weights
     if not by_weights:
         return "few channels or pixels lie together for vectors of 256 bits"
     return "" if taps >= MANY_TAPS and (_is_small(images) or not together) else "sums over many places in few registers"
+
+
+def _are_many(images: Buffer, channels: int, forward: bool) -> bool:
+    """Whether the rows that a result reads lie in so many lines of memory that they push each other out of the cache,
+    with a stride of 1."""
+    row = channels * (images.sizes[-1].constant or 0)
+    if not _is_small(images):
+        return channels >= MANY
+    return row >= 2 * LARGE_ROW and channels % PAGE == 0 if forward else row >= LARGE_ROW
 
 
 def _is_small(images: Buffer) -> bool:
