@@ -397,6 +397,52 @@ def test_infinities_next_to_an_upsampled_place_make_it_what_they_make_it_in_eage
     assert not check(f, x, grad, table=decompositions(), tolerance=1e-4).externs
 
 
+@pytest.mark.sample(ways=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(5, 8), (9, 16), (3, 32)])
+@pytest.mark.parametrize("given", [False, True], ids=["size", "factor"])
+def test_columns_that_become_several_are_as_eagers_and_loaded_as_they_lie(check, given, size, dtype):
+    """Also next to infinities, and at both ends."""
+    x = numbers(2, 3, 5, 4).to(dtype)
+    endless = x.clone()
+    endless.view(-1)[::7], endless.view(-1)[3::11] = float("inf"), -float("inf")
+    factors = (size[0] / 5, size[1] / 4) if given else ()
+
+    def f(x, y):
+        return tuple(aten.upsample_bilinear2d(each.relu(), size, False, *factors) for each in (x, y))
+
+    traced = make_fx(f, decompositions())(x, endless)
+    loaded = [len(node.args[1]) for node in traced.graph.nodes if node.target is aten._unsafe_index.Tensor]
+    assert loaded == [3] * 4  # of rows only
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    assert not check(f, x, endless, table=decompositions(), tolerance=tolerance).externs
+
+
+@pytest.mark.parametrize("place", ["volumes", "one column", "thrice", "corners", "another factor", "last"])
+def test_columns_that_become_others_are_as_eagers(check, place):
+    x, size, more = numbers(2, 3, 5, 4), (7, 8), (False,)
+    if place == "volumes":
+        volumes = numbers(2, 3, 2, 5, 4)
+        report = check(lambda x: (aten.upsample_trilinear3d(x, (3, 7, 8), False),), volumes, table=decompositions())
+        assert not report.externs
+        return
+    x, size, more = {
+        "one column": (x[..., :1].contiguous(), (7, 2), (False,)),
+        "thrice": (x, (7, 12), (False,)),
+        "corners": (x, size, (True,)),
+        "another factor": (x, size, (False, 1.4, 2.1)),
+        "last": (x.contiguous(memory_format=torch.channels_last), size, more),
+    }[place]
+
+    def f(x):
+        return (aten.upsample_bilinear2d(x, size, *more),)
+
+    traced = make_fx(f, decompositions())(x)
+    loaded = [len(node.args[1]) for node in traced.graph.nodes if node.target is aten._unsafe_index.Tensor]
+    assert loaded == [4] * 4
+    assert not check(f, x, table=decompositions(), tolerance=1e-5).externs
+
+
 ADDITIONS = {
     "embedding_dense_backward": lambda x, i: aten.embedding_dense_backward(x, i[:, :, 0], 3, -1, False),
     "index_put": lambda x, i: aten.index_put(x.new_zeros(3, 6), [i[:, :, 0]], x, True),

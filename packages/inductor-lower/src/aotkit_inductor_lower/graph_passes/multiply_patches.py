@@ -14,11 +14,13 @@ Note [Patches as rows]
     reads them. Weights as a matrix are a view, if they lie as the images do; of constants, then, nothing is copied.
 
 Note [Which patches are products]
-    Measured on Zen 3 (AVX2 and FMA, no AVX-512; `python -m tools.bench.convolutions --only patches`), where MKL's
-    products run faster than oneDNN's convolutions. Of float32 with channels together, forward and by weights from
+    Measured on Zen 3 (AVX2 and FMA, no AVX-512; `python -m tools.bench.convolutions --only patches`, and with `--layout
+    contiguous`), where MKL's products run faster than oneDNN's convolutions. Of float32 forward and by weights from
     :data:`RESULTS` results and :data:`SUMMED` numbers of a patch on; of less the copy takes as long as the product.
-    Gradients by images always, also where a patch is a pixel, for which nothing is copied. Other processors were not
-    measured, and keep the call.
+    Gradients by images always, also where a patch is a pixel and channels lie together, for which nothing is copied.
+    Of bfloat16, for which ATen has no vectors there, and products are kernels of ours, all that fill a tile
+    (:data:`SHORT`); of one tap by weights, as the others are ours anyway. Other processors were not measured, and keep
+    the call, or what they have for it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,13 @@ Note [Weights of neighbours]
     An element between two is ``a * (1 - part) + b * part``, as in eager mode, also where ``part`` is 0: infinities next
     to a place make it nan. ``a + (b - a) * part`` would be one product less, and nan for other places; for large
     numbers it overflows. A dimension that keeps its size is not resampled, whatever factor is given.
+
+Note [Columns in phases]
+    To load pixels at places that were computed is to load them one by one, four for each pixel of a result. Where an
+    image becomes 2, 4 or 8 times as wide, every column has that many, one phase of each, whose neighbours are the
+    column and the one before or behind, with weights that are numbers. So rows are taken first, into a temporary image
+    of the old width, and the phases of those, which are loaded as they lie. Places are exact there in float32, so that
+    no other neighbours are read than in eager mode; only the first columns have weights 1 and 0.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from ..target import on_host
 
 __all__ = ["sample_grid", "upsample_linear"]
 
+_EXACT, _WIDEST = (2, 4, 8), 1 << 19  # factors by which places are exact in float32, up to this width
 Line = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -32,14 +40,51 @@ def upsample_linear(
     count = len(size)
     wide = x.float() if x.dtype.itemsize < 4 else x
     factors = (*factors, *[None] * (count - len(factors)))
+    times = _phases(x, size, corners, factors)
+    if times and count > 1:
+        lines = [_line(wide, k - count, size[k], corners, factors[k]) for k in range(count - 1)]
+        found = _between_columns(_between(wide, lines), times)
+        return found.to(x.dtype).contiguous(memory_format=suggest_memory_format(x))
     lines = [_line(wide, k - count, size[k], corners, factors[k]) for k in range(count)]
-    values = [
-        torch.ops.aten._unsafe_index(wide, [None, None, *(line[far] for line, far in zip(lines, corner, strict=True))])
-        for corner in product((0, 1), repeat=count)
-    ]
+    return _between(wide, lines).to(x.dtype).contiguous(memory_format=suggest_memory_format(x))
+
+
+def _between(x: torch.Tensor, lines: Sequence[Line]) -> torch.Tensor:
+    """Neighbours in the dimensions behind the channels that lines are for, weighted."""
+    left = x.dim() - 2 - len(lines)
+    values = []
+    for corner in product((0, 1), repeat=len(lines)):
+        places = (line[far] for line, far in zip(lines, corner, strict=True))
+        shaped = [place.view(place.shape[: place.dim() - left]) for place in places]
+        values.append(torch.ops.aten._unsafe_index(x, [None, None, *shaped]))
     for _, _, part in reversed(lines):
         values = [a * (1 - part) + b * part for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0].to(x.dtype).contiguous(memory_format=suggest_memory_format(x))
+    return values[0]
+
+
+def _phases(x: torch.Tensor, size: Sequence[Any], corners: bool, factors: Sequence[float | None]) -> int:
+    """How many columns there are for each, if its neighbours and weights are the same for every one of them; else 0."""
+    known = [*x.shape, *size]
+    if corners or not all(isinstance(number, int) for number in known) or not x.is_contiguous() or 0 in known:
+        return 0
+    times, rest = divmod(size[-1], x.shape[-1])
+    exact = times in _EXACT and not rest and 1 < x.shape[-1] <= _WIDEST and factors[-1] in (None, times)
+    return times if exact else 0
+
+
+def _between_columns(rows: torch.Tensor, times: int) -> torch.Tensor:
+    """``times`` columns for each, see Note [Columns in phases]."""
+    before, after = torch.cat([rows[..., :1], rows[..., :-1]], -1), torch.cat([rows[..., 1:], rows[..., -1:]], -1)
+    first = torch.arange(rows.shape[-1], device=rows.device) == 0
+    second = torch.where(first, after, rows)
+    phases = []
+    for phase in range(times):
+        part: Any = (phase + 0.5) / times - 0.5
+        low, high = (before, second) if part < 0 else (rows, after)
+        if part < 0:
+            part = torch.where(first, 0.0, part + 1)
+        phases.append(low * (1 - part) + high * part)
+    return torch.stack(phases, -1).flatten(-2)
 
 
 def _line(x: torch.Tensor, dim: int, count: Any, corners: bool, factor: float | None) -> Line:
