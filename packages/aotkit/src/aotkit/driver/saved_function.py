@@ -31,7 +31,7 @@ from aotkit_cache.sealed import unseal
 from ..artifact.graph_inputs import InputCheck
 from ..artifact.quick_calls import QuickCall
 from ..artifact.quick_checks import MOST_WRITTEN
-from ..artifact.saved_checks import tree_of_rows
+from ..artifact.saved_checks import CheckTree, tree_of_rows
 from ..artifact.straight_code import StraightCode, straight_code
 from ..artifact.torch_state import state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
@@ -162,10 +162,10 @@ class SavedFunction:
         self._fewest, self._more = _quickly_bound(self._signature)
         self._state = described["state"]
         self._state_passed: dict[str, Any] = {}
-        rows = described["checks"]
-        self._all = tree_of_rows(rows)
-        self._every_call = tree_of_rows([row for row in rows if _is_for_every_call(row)])
-        self._checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._rows = described["checks"]
+        self._all = tree_of_rows(self._rows)
+        self._often: dict[frozenset[str], CheckTree] = {frozenset(): self._all}
+        self._checked = weakref.WeakKeyDictionary[nn.Module, set[str]]()  # as which arguments
         self._straight: StraightCode | None = None
         self._quick: QuickCall | None = None
         self._noted = 0
@@ -193,12 +193,19 @@ class SavedFunction:
             if here != self._state:
                 tell_state(here, self._state)
             self._state_passed = state
-        modules = [value for value in arguments.values() if isinstance(value, nn.Module)]
-        if modules and all(module in self._checked for module in modules):
-            self._every_call.check_often(arguments)
+        modules = {name: value for name, value in arguments.items() if isinstance(value, nn.Module)}
+        if all(name in self._checked.get(module, ()) for name, module in modules.items()):
+            self._tree_for(frozenset(modules)).check_often(arguments)
         else:
             self._all.check(arguments)
-            self._checked.update(modules)
+            for name, module in modules.items():
+                self._checked.setdefault(module, set()).add(name)
+
+    def _tree_for(self, modules: frozenset[str]) -> CheckTree:
+        """Facts for every call, where the arguments of these names are modules that were looked at."""
+        if modules not in self._often:
+            self._often[modules] = tree_of_rows([row for row in self._rows if _is_for_every_call(row, modules)])
+        return self._often[modules]
 
     def arguments(self, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
         """The arguments of a call by name, with defaults."""
@@ -243,7 +250,8 @@ class SavedFunction:
             self._straight = straight_code(self._function, self._graph_name, _DO_NOTHING)
         if 1 < self._noted <= MOST_WRITTEN and self._straight is not None:
             scope = dict(zip(self._names, given, strict=True))
-            self._quick = self._every_call.quick_call(scope, self._straight) or self._quick
+            modules = frozenset(name for name, value in scope.items() if isinstance(value, nn.Module))
+            self._quick = self._tree_for(modules).quick_call(scope, self._straight) or self._quick
 
     def __repr__(self) -> str:
         return f"<saved function {self.name}, compiled for {self.graph.artifact.kind}>"
@@ -259,10 +267,12 @@ def _quickly_bound(signature: inspect.Signature) -> tuple[int, tuple[str, ...]]:
     return (len(one), tuple(p.name for p in more)) if plain else (sys.maxsize, ())
 
 
-def _is_for_every_call(row: Any) -> bool:
-    """Rows about values that a caller passes, and about training modes; the rest of a module is looked at once."""
+def _is_for_every_call(row: Any, modules: frozenset[str]) -> bool:
+    """Rows about values that a caller passes, and about training modes; the rest of a module that is an argument is
+    looked at once."""
     path, kind, _ = row
-    return path[-1][1] == "training" or not any(step[1] in ("_modules", "config") for step in path) or kind == "tensor"
+    inside = path[0][1] in modules and any(step[1] in ("_modules", "config") for step in path[1:])
+    return not inside or path[-1][1] == "training" or kind == "tensor"
 
 
 def _global(form: Any) -> Any:
