@@ -37,5 +37,5 @@ def test_the_command_prints_a_row_for_each_direction(capsys: pytest.CaptureFixtu
         torch.set_num_threads(threads)
     printed = capsys.readouterr().out
     assert all(f"| {direction} |" in printed for direction in DIRECTIONS) and "geometric mean" in printed
-    networks = {"resnet", "mobilenet", "convnext", "segformer", "unet", "mamba", "sequence"}
+    networks = {"resnet", "mobilenet", "convnext", "segformer", "unet", "mamba", "sequence", "swin", "vit", "many"}
     assert {shape.network for shape in SHAPES} == networks

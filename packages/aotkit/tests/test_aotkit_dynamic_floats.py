@@ -196,6 +196,24 @@ def test_a_number_that_does_not_fit_the_type_is_refused_when_it_comes(fn: Callab
     assert compiled.compiles == 1
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: torch.add(x, x, alpha=n),
+        lambda x, n: torch.rsub(x, x, alpha=n),
+        lambda x, n: torch.addcmul(x, x, x, value=n),
+    ],
+    ids=["add", "rsub", "addcmul"],
+)
+def test_a_factor_that_does_not_fit_integers_is_refused_when_it_comes(fn: Callable[..., Any]) -> None:
+    compiled, x = Compiled(fn), torch.tensor([1, 2, 3], dtype=torch.int8)
+    for number in (5, -3):
+        torch.testing.assert_close(compiled(x, number), fn(x, number))
+    with pytest.raises(RuntimeError, match="without overflow"):
+        compiled(x, 300)
+    assert compiled.compiles == 1
+
+
 def test_floats_are_automatically_dynamic_after_their_first_value() -> None:
     def fn(x: torch.Tensor, y: float) -> torch.Tensor:
         return F.softshrink(x.sin(), y) * y

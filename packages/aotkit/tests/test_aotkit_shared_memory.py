@@ -392,6 +392,7 @@ SEVERAL_STORAGES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "columns": lambda: _of_array(lambda a: (a[:, :6], a[:, 5:])),
     "exported": lambda: (lambda t: (t, torch.from_dlpack(t)))(torch.arange(100.0)),
     "written inside": lambda: _of_array(lambda a: (a[3:5], a)),
+    "half an element apart": lambda: _of_array(lambda a: (a, np.frombuffer(a, np.float32, 20, offset=2))),
 }
 
 

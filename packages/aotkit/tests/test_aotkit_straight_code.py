@@ -135,7 +135,13 @@ def names_of_ours(owner, x):
     return (graph(x), _rest_result)  # noqa: F821
 
 
-STRAIGHT_ONES = (plain, twice, begun, with_effects, changed_between, a_global, a_method)
+def an_attribute_of_a_number(owner, x):
+    first, second = graph(x, owner.seen)
+    owner.seen = (7).real
+    return [first, second, (-3).real]
+
+
+STRAIGHT_ONES = (plain, twice, begun, with_effects, changed_between, a_global, a_method, an_attribute_of_a_number)
 OTHERS = (a_loop, a_condition, computed, called_before, changed_before, a_constant, two_calls, no_call, caught)
 MORE = (many, generated, by_keyword, inner, names_of_ours)
 

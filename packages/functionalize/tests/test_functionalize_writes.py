@@ -277,3 +277,23 @@ def test_parts_that_autograd_does_not_watch_are_memory_of_the_whole(layer: Funct
     metadata = analyze(fn, [torch.randn(4, 4)], layer=layer)
     assert metadata.inputs[0].mutation is MutationKind.DATA
     assert metadata.outputs[0].base == 0
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_tensor_that_requires_grad_are_written_to_where_none_is_wanted(
+    layer: FunctionalLayer, name: str
+) -> None:
+    def without(x: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            PARTS[name](x)[0].add_(1)
+        return [x * 2]
+
+    def within(x: Tensor) -> list[Tensor]:
+        whole = x * 1
+        PARTS[name](whole)[0].view(-1).add_(1)
+        return [whole * 2]
+
+    given = torch.randn(4, 4, requires_grad=True)
+    assert analyze(without, [given], layer=layer).inputs[0].mutation is MutationKind.DATA
+    with pytest.raises(Unsupported, match="a part that unsafe_"):
+        analyze(within, [given], layer=layer)

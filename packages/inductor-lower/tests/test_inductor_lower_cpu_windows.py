@@ -138,12 +138,13 @@ def test_what_depends_on_the_column_is_computed_before_the_rows() -> None:
 
 
 def test_lanes_are_permuted_where_the_processor_can() -> None:
-    def pairs(x: torch.Tensor, mode: str = "nearest") -> torch.Tensor:
-        return interpolate(x, size=(48, 48), mode=mode)
+    def pairs(x: torch.Tensor, **how: Any) -> torch.Tensor:
+        return interpolate(x, size=(48, 48), **how)
 
     x, double = torch.randn(2, 3, 24, 24), torch.randn(2, 3, 24, 24).double()
     assert "llvm.x86.avx512.vpermi2var.d.512" in text_of(pairs, x)
-    assert "llvm.x86.avx512.vpermi2var.q.512" in text_of(functools.partial(pairs, mode="bilinear"), double)
+    to_corners = functools.partial(pairs, mode="bilinear", align_corners=True)
+    assert "llvm.x86.avx512.vpermi2var.q.512" in text_of(to_corners, double)
     assert "vpermi2var" not in text_of(pairs, x, bits=256)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _torch_compat as compat
 from .custom_backward import note_hook
@@ -30,7 +31,7 @@ _BY_PYTHON_KERNELS = frozenset(("lstm",))
 
 
 # torch's functionalization takes their results for copies. The others give views, to which autograd lets nobody write,
-# so they are taken where it has no say.
+# so they are taken where it has no say; where it has one, nobody may write to the parts.
 _AS_VIEWS: dict[str, Any] = {
     "unsafe_split": torch.Tensor.split,
     "unsafe_chunk": torch.Tensor.chunk,
@@ -49,6 +50,7 @@ class RefuseWrongWrites(TorchFunctionMode):
     def __init__(self, storages: StorageEvents) -> None:
         super().__init__()
         self.storages = storages
+        self._parts = WeakTensorKeyDictionary()  # that are memory of a whole, and no views of it
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
@@ -74,6 +76,7 @@ class RefuseWrongWrites(TorchFunctionMode):
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
         _refuse_expanded(target)
+        self._refuse_part(target)
         choice = as_choice(name, args, kwargs or {})
         if choice is not None:
             name, func, args, kwargs = "copy_", torch.Tensor.copy_, choice, {}
@@ -110,6 +113,7 @@ class RefuseWrongWrites(TorchFunctionMode):
                 if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
                     continue
                 _refuse_expanded(target)
+                self._refuse_part(target)
                 before[id(target)] = (target, target._version)
         _refuse_overlap([target for target, _ in before.values()], name)
         read = [value for k, value in enumerate(args) if k not in written]
@@ -127,8 +131,12 @@ class RefuseWrongWrites(TorchFunctionMode):
         if name == "dropout" and not _drops(*args, **kwargs):
             with compat.disable_python_dispatcher():  # torch's Python kernel returns a copy
                 return func(*args, **kwargs)
-        if name in _AS_VIEWS and args and not args[0].requires_grad:
-            return _AS_VIEWS[name](*args, **kwargs)
+        if name in _AS_VIEWS and args:
+            if not (args[0].requires_grad and torch.is_grad_enabled()):
+                return _AS_VIEWS[name](*args, **kwargs)
+            parts = func(*args, **kwargs)
+            self._parts.update(dict.fromkeys(parts, name))
+            return parts
         if name == "lift_fresh_copy":
             return args[0].clone(memory_format=torch.contiguous_format)  # functionalized, it keeps strides
         if name == "bernoulli" and args and isinstance(args[0], torch.Tensor):
@@ -144,6 +152,15 @@ class RefuseWrongWrites(TorchFunctionMode):
                     return without_expansion(func, args, kwargs)
                 return self.storages.layouts.view(name, func, args, kwargs or {})
         return func(*args, **kwargs)
+
+    def _refuse_part(self, target: torch.Tensor) -> None:
+        for written in (target, target._base):
+            if written is not None and written in self._parts:
+                raise Unsupported(
+                    f"a part that {self._parts[written]} gave of a tensor that requires grad is written to",
+                    "captured, the parts are copies, and the tensor would keep its old values",
+                    "Write to the parts under torch.no_grad(), or to those of a clone that split gave",
+                )
 
     def _change_of_storage(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """See Note [Changes of storage]."""

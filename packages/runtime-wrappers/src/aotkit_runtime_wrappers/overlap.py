@@ -55,7 +55,8 @@ def tensors_overlap(a: Tensor, b: Tensor) -> bool:
     (low_a, high_a), (low_b, high_b) = byte_range(a), byte_range(b)
     if max(start_a + low_a, start_b + low_b) >= min(start_a + high_a, start_b + high_b):
         return False
-    if a.element_size() != b.element_size() or a.numel() + b.numel() > _EXACT_LIMIT:
+    uneven = a.element_size() != b.element_size() or (start_a - start_b) % a.element_size() != 0
+    if uneven or a.numel() + b.numel() > _EXACT_LIMIT:
         return True
     return bool(torch.isin(_element_bytes(a) + start_a, _element_bytes(b) + start_b).any())
 

@@ -3,7 +3,7 @@
 Note [Quick calls]
     Facts about a call are written out once it has passed (Note [Quick checks]), and still are some hundred lines, after
     which Dynamo's bytecode goes the same ways once more to find the graph's inputs. Where that bytecode is straight
-    (Note [Straight code]), both are one tree of attributes and items, which native code walks in a third of the time
+    (Note [Straight code]), both are one tree of attributes and items, which native code walks in a part of the time
     (Note [What a walk reads] in inductor-lower's ``runtime/object_walk.py``). As there, only a yes counts: for anything
     else the facts are checked one by one, and the bytecode runs. Facts for which code would have to run (a property, a
     tensor's type) stay written out. That a module's facts were all checked once is known of the very module.

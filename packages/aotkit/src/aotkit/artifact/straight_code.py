@@ -283,7 +283,9 @@ class _Reader:
             return f"{_OURS}kept[{self.kept.index(value)}]"
         if not isinstance(value, _Known) or value is _NULL:
             raise _NotStraight
-        if value.value is None or type(value.value) in (bool, int, str):
+        if type(value.value) is int:
+            return f"({value.value})"  # an attribute of it may follow
+        if value.value is None or type(value.value) in (bool, str):
             return repr(value.value)
         self.constants.append(value.value)
         return f"{_OURS}constants[{len(self.constants) - 1}]"

@@ -82,7 +82,7 @@ def _between_columns(rows: torch.Tensor, times: int) -> torch.Tensor:
         part: Any = (phase + 0.5) / times - 0.5
         low, high = (before, second) if part < 0 else (rows, after)
         if part < 0:
-            part = torch.where(first, 0.0, part + 1)
+            part = torch.where(first, rows.new_zeros(()), part + 1)
         phases.append(low * (1 - part) + high * part)
     return torch.stack(phases, -1).flatten(-2)
 

@@ -24,6 +24,7 @@ _FILLS = (
     *("index_fill", "constant_pad_nd", "clamp", "clamp_min", "clamp_max", "hardtanh", "elu", "threshold", "where"),
 )
 _OPERANDS = ("self", "other", "exponent")
+_FACTORS = ("alpha", "beta", "value")
 _SUMS = ("add", "sub", "rsub")
 _POOLS = (
     *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
@@ -92,8 +93,14 @@ def _filled(node: Node) -> str | None:
 
 def _misfit(node: Node, schema: torch.FunctionSchema) -> str | None:
     result = node.meta.get("val")
-    if isinstance(result, torch.Tensor) and misfit(schema, node.args, node.kwargs, result.dtype):
+    if not isinstance(result, torch.Tensor):
+        return None
+    if misfit(schema, node.args, node.kwargs, result.dtype):
         return f"a number that does not fit {result.dtype} is left to ATen, which refuses it"
+    given = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
+    factors = (_value(given.get(name)) for name in _FACTORS)
+    if _whole(result) and not all(_surely_fits(number, result.dtype) for number in factors):
+        return f"whether a factor fits {result.dtype} only a call tells"
     return None
 
 

@@ -1,8 +1,8 @@
 """The addresses of a program's constants, written to a frame in one native pass.
 
 ``.data = `` and ``set_`` give a tensor other memory, and its old one may be gone, so a call asks each constant where it
-lies. From Python that takes a tenth of a microsecond each, of which a frozen model has hundreds. What is read of a
-tensor is a part of what an argument is read for, in the same way; see Note [What is read of an argument].
+lies. From Python that is a call for each, and a frozen model has hundreds. What is read of a tensor is a part of what
+an argument is read for, in the same way; see Note [What is read of an argument].
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ Note [What a walk reads]
     attributes and items: any may be another object than at the last token. The walk looks all of them up in every call
     anew, as Python does: in the dictionary of an object, a dictionary, list or tuple. The classes of objects on the way
     are compared with those that were found when the walk was made, so an attribute that a class doesn't define is the
-    one in the object's dictionary. Nodes are in the order of their depth, so one doesn't wait for the one before it.
+    one in the object's dictionary. Nodes are in the order of their depth: what neighbours read doesn't depend on each
+    other, so their cache misses overlap.
     A dictionary that is as it was at the last walk, which Python 3.11 tells by a number that no other state of any
     dictionary has, holds what it held then, and isn't searched. Objects are borrowed from those that hold them while
-    the walk lasts. Nothing runs then that could let them go: the interpreter's lock is held, keys are strings, what is
-    compared are numbers, strings and devices, and collections of garbage, which may call a finalizer, are put off. What
-    is handed out is owned.
+    the walk lasts. Nothing runs then that could let them go: the interpreter's lock is held, what is looked for are
+    strings, what is compared are numbers, strings and devices, and collections of garbage, which may call a finalizer,
+    are put off. What is handed out is owned. (A dictionary may hold a key of a user's class with the hash of a string
+    that is looked for; its ``__eq__`` would run, and must not take the model apart.)
 """
 
 from __future__ import annotations

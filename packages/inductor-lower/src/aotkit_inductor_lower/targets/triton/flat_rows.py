@@ -12,8 +12,8 @@ Note [Rows that are walked together]
     Where a program instance walks over rows and sums their columns (Note [Walked rows] in :mod:`.walked_rows`), rows of
     150 halves, which begin at multiples of four bytes, are taken four by four: 600 halves begin at multiples of
     sixteen. The line of sums is as long then, and its quarters are added at the end, in the memory of the sums, which
-    is in a cache: ``tl.gather`` would keep them in registers, but a line of 2048 takes half a minute to compile. For
-    this nothing may be one number of a row.
+    is in a cache: ``tl.gather`` would keep them in registers, but takes long to compile, as each thread chooses
+    among all numbers that others have. For this nothing may be one number of a row.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def flat_rows(kernel: Kernel) -> Kernel:
 def walked_together(kernel: Kernel, walked: Loop) -> tuple[Kernel, Loop]:
     """The kernel with several iterations of the loop ``walked`` of its grid as one, and that loop, where this lets a
     thread load more at once; see Note [Rows that are walked together]."""
-    body, count = instructions(kernel.body), walked.extent.constant or 0
+    body, count = instructions(kernel.body), walked.extent.constant
     row = kernel.body[0] if len(kernel.body) == 1 else None
     if not isinstance(row, Loop) or any(isinstance(stmt, Loop) for stmt in row.body) or kernel.scratch:
         return kernel, walked
@@ -78,7 +78,8 @@ def walked_together(kernel: Kernel, walked: Loop) -> tuple[Kernel, Loop]:
     whole = [i for i in accesses(body) if Symbol(walked.symbol) in i.indices[0].symbols]
     touching = all(both <= i.indices[0].symbols and _touches(i.indices[0], walked, row) for i in whole)
     read = [i for i in whole if isinstance(i, Load)]
-    if not length or not 1 < length <= _SHORT or not touching or any(isinstance(i, Reduce) for i in body):
+    short = length is not None and 1 < length <= _SHORT
+    if not count or not length or not short or not touching or any(isinstance(i, Reduce) for i in body):
         return kernel, walked
     if min((row_start(i, Symbol(row.symbol)) for i in read), default=_AT_ONCE) >= _AT_ONCE:
         return kernel, walked
