@@ -95,8 +95,8 @@ TEST_SESSIONS = (
     "api",
 )
 
-#: Sessions that `nox -s system` runs side by side.
-SYSTEM_SESSIONS = ("system_tests", "emulated_kernels", "emulated_levels")
+#: Sessions that `nox -s system` runs side by side: first the one whose single process takes longest.
+SYSTEM_SESSIONS = ("emulated_kernels", "system_tests", "emulated_levels")
 
 #: Not emulated: tests that take long, of tile registers, which are looked for by what this processor has, of levels of
 #: x86-64, since each would be the emulated one, and of several threads, whose memory this processor keeps in order.
