@@ -357,7 +357,7 @@ def test_equal_values_of_which_one_is_written_to_stay_two(ops: Any) -> None:
 
 
 @pytest.mark.covers("F5f.36")
-@pytest.mark.skipif(not hasattr(torch.Tag, "out"), reason="this torch has no such operators")
+@pytest.mark.skipif(not hasattr(torch.Tag, "out"), reason="this torch has no tag `out`, by which they are declared")
 def test_results_of_operators_that_return_what_they_wrote_are_their_arguments() -> None:
     def doubled(y: Tensor, *, out: Tensor) -> Tensor:
         return out.copy_(y * 2)

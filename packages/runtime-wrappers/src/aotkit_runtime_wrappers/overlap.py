@@ -121,10 +121,9 @@ def refuse_new_aliases(
     """
     small, large = (mutated, others) if among or len(mutated) <= len(others) else (others, mutated)
     # A storage is one Python object for as long as it lives, so sets of them compare storages.
-    storages = set(map(Tensor.untyped_storage, small))
-    if not (among and len(storages) < len(mutated)) and storages.isdisjoint(map(Tensor.untyped_storage, large)):
+    storages, beyond = (set(map(Tensor.untyped_storage, tensors)) for tensors in (small, large))
+    if not (among and len(storages) < len(mutated)) and storages.isdisjoint(beyond):
         # Memory that torch did not allocate (and so can't resize), as an array of numpy's, may have several storages.
-        beyond = set(map(Tensor.untyped_storage, large))
         if not small or type(small[0]) not in _REAL or (all(map(_OWN, storages)) and all(map(_OWN, beyond))):
             return
         if not (beyond and _share_addresses(storages, beyond)) and not (among and _share_addresses(storages)):

@@ -86,7 +86,7 @@ def walked_together(kernel: Kernel, walked: Loop) -> tuple[Kernel, Loop]:
     for rows in _TOGETHER:
         starts = [gcd(_start_of_run(i, walked, row), rows * length * bytes_of(i)) for i in read]
         if count % rows == 0 and min(starts) >= WIDEST:
-            return _by_so_many(kernel, walked, row, rows)
+            return _by_so_many(kernel, replace(walked, extent=to_expr(count // rows)), row, rows)
     return kernel, walked
 
 
@@ -95,15 +95,15 @@ def _start_of_run(access: Load, rows: Loop, row: Loop) -> int:
 
 
 def _by_so_many(kernel: Kernel, walked: Loop, row: Loop, rows: int) -> tuple[Kernel, Loop]:
-    """``rows`` iterations of ``walked`` as one, and a loop over these around that over a row."""
+    """``rows`` iterations of a loop of the grid as each of ``walked``, which takes its place, and a loop over these
+    around that over a row."""
     those = Loop(f"{row.symbol}_of", to_expr(rows))
     place = {Symbol(walked.symbol): sym(walked.symbol) * rows + sym(those.symbol)}
     made = map_expressions(kernel, lambda expr: expr.substitute(place))
     (inner,) = made.body
     assert isinstance(inner, Loop)
-    loop = replace(walked, extent=to_expr((walked.extent.constant or 0) // rows))
-    grid = tuple(loop if each is walked else each for each in kernel.grid)
-    return replace(made, grid=grid, body=nested([those, inner], inner.body)), loop
+    grid = tuple(walked if each.symbol == walked.symbol else each for each in kernel.grid)
+    return replace(made, grid=grid, body=nested([those, inner], inner.body)), walked
 
 
 def _touches(expr: Expr, rows: Loop, row: Loop) -> bool:
