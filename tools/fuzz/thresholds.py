@@ -84,7 +84,15 @@ LOW: dict[str, dict[str, Any]] = {
     "targets.cpu.render.few_rows_along_sums": {"PART": 128},
     "targets.cpu.render.kernel": {"STACK_ROW_BYTES": 64, "MOST_IN_VERSIONS": 12},
     "targets.cpu.render.loops": {"CHUNK": 8},
-    "targets.cpu.render.product": {"STRIP": 1 << 10, "SHORT_STRIP": 1 << 10, "FEW": 2},
+    "targets.cpu.render.blocked_product": {
+        "STRIP": 1 << 10,
+        "BLOCK_OF_LEFT": 1 << 11,
+        "MOST_STEPS": 128,
+        "STEPS_OF_UNKNOWN": 128,
+        "LEAST_PANELS": 1,
+        "LEAST_ROWS": 12,
+    },
+    "targets.cpu.render.product": {"STRIP": 1 << 10, "FEW": 2},
     "targets.cpu.render.reductions": {"CHUNK": 8},
     "targets.cpu.render.sort_in_digits": {"STACK_ROW_BYTES": 64, "_SHORT": 48},
     "targets.cpu.strips": {"ROWS": 4, "FEWEST_SAVED": 1},
@@ -200,6 +208,7 @@ EXCEPTIONS: dict[str, str] = {
         targets.cpu.render.few_rows_in_digits STEPS
         targets.cpu.render.few_rows_in_panels
         targets.cpu.render.few_rows_of_bytes
+        targets.cpu.render.blocked_product UNITS BEHIND LINE MOST_LINES
         targets.cpu.render.product ROWS TURNED
         targets.cpu.render.sort_in_digits _PLACE _WORK _SIDE
         targets.cpu.render.tile CHUNK ALIGNED

@@ -20,7 +20,7 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.choose import choose_form
 from aotkit_inductor_lower.targets.cpu.generate import generate
-from aotkit_inductor_lower.targets.cpu.render import product as product_emitter
+from aotkit_inductor_lower.targets.cpu.render import blocked_product
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
 
@@ -340,21 +340,41 @@ def test_wide_products_of_float32_are_ours_on_amd_without_wide_vectors(
     assert choose_form(found, buffers_of(lowered), LowerOptions(), generic_machine(bits), processor).form == form
 
 
-@pytest.mark.parametrize("size", [(49, 70, 33), (23, 130, 257)], ids=str)
-def test_how_wide_strips_of_short_vectors_are_changes_no_bit(
-    size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+#: What is computed, and the sizes of its arguments for so many rows, columns, and numbers that are summed.
+BLOCKED: dict[str, tuple[Program, Callable[[int, int, int], tuple[tuple[int, ...], ...]]]] = {
+    "x @ w.t()": (lambda x, w: x @ w.t(), lambda m, n, k: ((m, k), (n, k))),
+    "x @ w": (lambda x, w: x @ w, lambda m, n, k: ((m, k), (k, n))),
+    "g.t() @ x": (lambda g, x: g.t() @ x, lambda m, n, k: ((k, m), (k, n))),
+    "computed": (lambda x, w: F.gelu(x.relu() @ (w * 2).t()) + 1, lambda m, n, k: ((m, k), (n, k))),
+    "batches": (lambda x, w: torch.bmm(x, w.relu()), lambda m, n, k: ((2, m, k), (2, k, n))),
+}
+CUTS = (
+    {"MOST_STEPS": 1024, "ROWS_OF_BLOCK": 120, "BLOCK_OF_LEFT": 1 << 16, "STRIP": 1 << 19, "UNITS": 2},
+    {"MOST_STEPS": 128, "ROWS_OF_BLOCK": 12, "BLOCK_OF_LEFT": 1, "STRIP": 1, "UNITS": 1},
+    {"MOST_STEPS": 128, "ROWS_OF_BLOCK": 18, "STEPS_OF_UNKNOWN": 128, "STRIP": 1 << 14, "LEAST_PANELS": 1},
+)
+
+
+@pytest.mark.sample(ways=2)
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [(49, 33, 257), (131, 70, 300)], ids=str)
+@pytest.mark.parametrize("way", BLOCKED)
+def test_how_work_is_cut_into_blocks_changes_no_bit(
+    way: str, size: tuple[int, int, int], dtype: torch.dtype, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, columns, summed = size
-    x, w = torch.randn(rows, summed), torch.randn(columns, summed)
-    graph = make_fx(lambda x, w: x @ w.t(), tracing_mode="fake")(x, w)
+    f, sizes = BLOCKED[way]
+    args = [torch.randn(*each, dtype=dtype) for each in sizes(*size)]
+    graph = make_fx(f, tracing_mode=mode)(*args)
     options = LowerOptions(contractions="generated", processor="x86-64-v3")
-    compiled = compile_to_program(graph, options=options)
-    assert not isinstance(compiled, CompiledParts)
     made = []
-    for strip in (product_emitter.SHORT_STRIP, 1):
-        monkeypatch.setattr(product_emitter, "SHORT_STRIP", strip)
+    for cut in CUTS:
+        for name, value in cut.items():
+            monkeypatch.setattr(blocked_product, name, value)
+        compiled = compile_to_program(graph, options=options)
+        assert not isinstance(compiled, CompiledParts)
         made.append(generate(compiled.scheduled, generic_machine(256), keep_text=True))
-    assert made[0].text != made[1].text, "columns of one panel are a strip"
-    got = [bind_program(each, redzones=True)([x, w])[0] for each in made]
-    assert torch.equal(*got)
-    assert_as_exact_as_eager(lambda x, w: x @ w.t(), x, w, got=got[0])
+    assert len({each.text for each in made}) == 3
+    got = [bind_program(each, redzones=True)(list(args))[0] for each in made]
+    assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
+    assert_as_exact_as_eager(f, *args, got=got[0])

@@ -34,6 +34,7 @@ from .render.attention_backward import AttentionBackward
 from .render.attention_forward import AttentionForward
 from .render.attention_vectors_backward import VectorAttentionBackward
 from .render.attention_vectors_forward import VectorAttentionForward
+from .render.blocked_product import BlockedProductEmitter
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.few_rows_in_digits import FewRowsInDigits, multiplies_digits, suits_digits
@@ -88,7 +89,10 @@ def _in_groups(group: int, kernel: Kernel, form: Form, target: Machine, known: d
 
 
 def _product(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
-    return ProductEmitter(kernel, form, target, known).emit if isinstance(form, MatmulSite) else None
+    if not isinstance(form, MatmulSite):
+        return None
+    emitter = BlockedProductEmitter if target.vector_bits == 256 else ProductEmitter
+    return emitter(kernel, form, target, known).emit
 
 
 def _of_bytes(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:

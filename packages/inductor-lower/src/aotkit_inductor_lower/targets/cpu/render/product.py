@@ -20,7 +20,7 @@ Note [Products in registers]
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ....ir import DType, Instr, Load
@@ -41,12 +41,15 @@ __all__ = ["TURNED", "CopiedFactor", "ProductEmitter"]
 
 ROWS = 6  # of a tile
 STRIP = 1 << 17  # elements of the right factor that are copied at once: they stay in the second-level cache
-SHORT_STRIP = 1 << 15  # the same for vectors of 256 bits, beside which that cache has 512 KiB or less
 BLOCK = 168 * ROWS  # rows for which a strip is used; a copy of it costs as much as a few of them. Whole tiles.
 SMALL_BLOCK = 42 * ROWS  # the same where there are few strips
 FEW = 8  # units that keep a machine busy
 TURNED = 8  # sides of a square that is turned over: larger ones take as long as all the rest to compile
 PANEL_ROWS = 8 * ROWS  # of the left factor, where it is copied: whole tiles, and whole vectors
+TRUE = Ssa("true", "i1")
+
+#: What becomes of a row of sums: the row, its first column, and where the sums are.
+Finish = Callable[[Ssa, Ssa, Ssa], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ class CopiedFactor:
 
 class ProductEmitter(KernelEmitter):
     """Writes a kernel that :func:`~..products.is_product` knows, see Note [Products in registers]."""
+
+    panel_rows = PANEL_ROWS  # of a panel of the left factor
+    many = 1  # steps of a whole tile that are written out: each takes LLVM 4 ms
 
     def __init__(self, kernel: Kernel, site: MatmulSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, target, declarations)
@@ -78,7 +84,7 @@ class ProductEmitter(KernelEmitter):
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
         self.left = self.read_in_place()
         copied = computed_by(kernel, site.left) if self.left is None else ()
-        self.rows_of_left = CopiedFactor(site.left, copied, self.rows, PANEL_ROWS) if copied else None
+        self.rows_of_left = CopiedFactor(site.left, copied, self.rows, self.panel_rows) if copied else None
 
     def read_in_place(self) -> Load | None:
         """The load that the left factor is, unless neighbours in it are of neighbouring rows: a tile would read a line
@@ -96,23 +102,22 @@ class ProductEmitter(KernelEmitter):
         """Rows of a panel."""
         return self.site.inner.extent
 
-    def _strip(self) -> int:
+    def strip(self) -> int:
         """Columns of a strip, whole panels. A left factor that is copied is copied for each."""
         summed, columns = self.steps().constant, self.site.columns.extent.constant
-        size = SHORT_STRIP if self.ops.target.vector_bits == 256 and self.rows_of_left is None else STRIP
-        panels = max(1, size // max(1, (summed or size) * self.panel))
+        panels = max(1, STRIP // max(1, (summed or STRIP) * self.panel))
         return self.panel * (panels if columns is None else min(panels, max(1, -(-columns // self.panel))))
 
-    def _block(self) -> int:
+    def block(self) -> int:
         """Rows of a block: all, unless there are too few strips for several threads."""
         outer = product(loop.extent for loop in self.kernel.grid[:-2]).constant
         columns = self.site.columns.extent.constant
-        few = outer is not None and columns is not None and outer * -(-columns // self._strip()) < FEW
+        few = outer is not None and columns is not None and outer * -(-columns // self.strip()) < FEW
         return SMALL_BLOCK if few else BLOCK
 
     def _parts(self) -> tuple[Expr, Expr]:
         """How many blocks of rows a product has, and how many strips."""
-        parts = (self.site.rows.extent, self._block()), (self.site.columns.extent, self._strip())
+        parts = (self.site.rows.extent, self.block()), (self.site.columns.extent, self.strip())
         blocks, strips = (floordiv(extent + (size - 1), size) for extent, size in parts)
         return blocks, strips
 
@@ -124,7 +129,7 @@ class ProductEmitter(KernelEmitter):
         """The copy of a strip, and a tile of sums."""
         em = self.em
         item = width(self.dtype) // 8
-        copied = 0 if self.packed is not None else self._strip()
+        copied = 0 if self.packed is not None else self.strip()
         wide = copied + (PANEL_ROWS if self.rows_of_left is not None else 0)
         if wide:
             needed = em.mul(self.ctx.scalar(self.steps()), imm(wide * item))
@@ -132,14 +137,14 @@ class ProductEmitter(KernelEmitter):
             em.comment("the strip's panels begin where a cache line does")
             self.panels = em.aligned(memory, ALIGNED)
             strip = em.mul(self.ctx.scalar(self.steps()), imm(copied))
-            self.left_panel = self._element(self.panels, strip)
+            self.left_panel = self.element_at(self.panels, strip)
         self.tile_of_sums = em.pure("ptr", f"alloca [{ROWS * self.panel} x {self.element}], align {ALIGNED}")
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
         """One strip by one block."""
         em, ctx, site = self.em, self.ctx, self.site
         ctx.values.clear()
-        strip, block = self._strip(), self._block()
+        strip, block = self.strip(), self.block()
         rows, columns = ctx.scalar(site.rows.extent), ctx.scalar(site.columns.extent)
         blocks, strips = (ctx.scalar(count) for count in self._parts())
         first = em.mul(em.unsigned("urem", unit, strips), imm(strip))
@@ -148,57 +153,65 @@ class ProductEmitter(KernelEmitter):
         self.place(self.kernel.grid[:-2], em.unsigned("udiv", rest, blocks))
         end = em.minimum(em.add(first, imm(strip)), columns)
         bottom = em.minimum(em.add(top, imm(block)), rows)
-        if self.packed is None:
+        if self.packed is None and not self.copies_late():
             self.copy_strip(first, end)
         self.sum_rows(top, bottom, first, end)
         return []
+
+    def copies_late(self) -> bool:
+        """Whether panels of the right factor are copied as they are needed: here they are copied before."""
+        return False
 
     # -- the right factor ----------------------------------------------------------------------------------
 
     def copy_strip(self, first: Ssa, end: Ssa) -> None:
         """The columns from ``first`` to ``end`` as panels. Columns that fill no panel are followed by zeros."""
         em, panel = self.em, self.panel
-        whole = self._whole(first, end)
+        whole = self.whole_panels(first, end)
         em.comment(f"columns of {self.right.value} as panels")
         copy = functools.partial(self.copy_panel, self.right)
-        em.loop(first, whole, panel, [], lambda at, _: copy(at, self._panel(at, first)), "panel")
-        if self._exact():
-            return
-        last = self._panel(whole, first)
+        em.loop(first, whole, panel, [], lambda at, _: copy(at, self.panel_at(at, first)), "panel")
+        if not self.exact():
+            self.copy_last(whole, first, end)
+
+    def copy_last(self, whole: Ssa, first: Ssa, end: Ssa) -> None:
+        """The columns from ``whole`` to ``end``, which fill no panel, and zeros."""
+        em, panel = self.em, self.panel
+        last = self.panel_at(whole, first)
         self.copy_some(self.right, whole, end, last)
-        if self._last_vectors() < self.vectors:
+        if self.last_vectors() < self.vectors:
             return  # which are all that tiles read of it
         count = em.sub(end, whole)
         filled = em.mul(em.unsigned("udiv", em.add(count, imm(self.across - 1)), imm(self.across)), imm(self.across))
         wanted = em.minimum(em.mul(count, imm(panel)), imm(panel))  # none where there are no columns
         em.loop(filled, wanted, self.across, [], lambda at, _: self._clear(last, at), "zeros")
 
-    def _exact(self) -> bool:
+    def exact(self) -> bool:
         """Whether all columns certainly fill panels."""
         columns = self.site.columns.extent.constant
         return columns is not None and columns % self.panel == 0
 
-    def _last_vectors(self) -> int:
+    def last_vectors(self) -> int:
         """How many vectors of a panel that is not full are multiplied: all of them where it is not known how full."""
         columns = self.site.columns.extent.constant
         return self.vectors if columns is None else -(-(columns % self.panel) // self.across)
 
-    def _whole(self, first: Ssa, end: Ssa) -> Ssa:
+    def whole_panels(self, first: Ssa, end: Ssa) -> Ssa:
         """Where the whole panels of a strip end."""
         em = self.em
-        return end if self._exact() else em.add(first, em.round_down(em.sub(end, first), self.panel))
+        return end if self.exact() else em.add(first, em.round_down(em.sub(end, first), self.panel))
 
-    def _panel(self, at: Ssa, first: Ssa) -> Ssa:
+    def panel_at(self, at: Ssa, first: Ssa) -> Ssa:
         """The memory of the panel that begins with column ``at``."""
         em, steps = self.em, self.ctx.scalar(self.steps())
         if self.packed is not None:
-            return self._element(self.ctx.pointers[self.packed.buffer], em.mul(at, steps))
-        return self._element(self.panels, em.mul(em.sub(at, first), steps))
+            return self.element_at(self.ctx.pointers[self.packed.buffer], em.mul(at, steps))
+        return self.element_at(self.panels, em.mul(em.sub(at, first), steps))
 
-    def _element(self, pointer: Ssa, offset: Ssa) -> Ssa:
+    def element_at(self, pointer: Ssa, offset: Ssa) -> Ssa:
         return self.em.element(self.element, pointer, offset)
 
-    def _turns(self, factor: CopiedFactor) -> bool:
+    def turns(self, factor: CopiedFactor) -> bool:
         """Whether a factor has its summed dimension contiguous, and must be turned over."""
         found = [i.indices[0] for i in factor.body if isinstance(i, Load)]
         steps = [(e.coefficient(factor.along), e.coefficient(self.inner)) for e in found]
@@ -206,9 +219,9 @@ class ProductEmitter(KernelEmitter):
 
     def copy_panel(self, factor: CopiedFactor, at: Ssa, to: Ssa) -> list[Ssa]:
         em, summed = self.em, self.ctx.scalar(self.steps())
-        if not self._turns(factor):
+        if not self.turns(factor):
             vector = Vector(factor.along, at, self.across, factor.width // self.across)
-            row = functools.partial(self._copy_row, factor, vector, to, imm(0))
+            row = functools.partial(self.copy_row, factor, vector, to, imm(0))
             return em.loop(imm(0), summed, 1, [], row, "k")
         load = factor.body[0] if len(factor.body) == 1 else None
         if isinstance(load, Load) and load.mask is None and load.dtype is self.dtype:
@@ -218,10 +231,10 @@ class ProductEmitter(KernelEmitter):
         def group(column: Ssa, _: list[Ssa]) -> list[Ssa]:
             own = em.add(at, column)
             square = Vector(factor.along, own, self.across, self.across, self.inner)
-            row = functools.partial(self._copy_row, factor, square, to, column)
+            row = functools.partial(self.copy_row, factor, square, to, column)
             em.loop(imm(0), whole, self.across, [], row, "k")
             line = Vector(factor.along, own, self.across, 1)
-            return em.loop(whole, summed, 1, [], functools.partial(self._copy_row, factor, line, to, column), "k")
+            return em.loop(whole, summed, 1, [], functools.partial(self.copy_row, factor, line, to, column), "k")
 
         return em.loop(imm(0), imm(factor.width), self.across, [], group, "group")
 
@@ -233,8 +246,8 @@ class ProductEmitter(KernelEmitter):
             lanes = min(self.across, TURNED)
             em.define(name, turn_function(name, self.element, lanes, factor.width, em.declarations))
         ctx.symbols[factor.along], ctx.symbols[self.inner] = at, imm(0)
-        start = self._element(ctx.pointers[load.buffer], ctx.scalar(offset))
-        given = (start, self._step(offset, factor.along), ctx.scalar(self.steps()), to)
+        start = self.element_at(ctx.pointers[load.buffer], ctx.scalar(offset))
+        given = (start, self.step(offset, factor.along), ctx.scalar(self.steps()), to)
         em.effect(f"call void @{name}({', '.join(value.typed for value in given)})")
         return []
 
@@ -244,12 +257,12 @@ class ProductEmitter(KernelEmitter):
 
         def group(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             vector = ctx.some(Vector(factor.along, at, self.across, 1), end)
-            row = functools.partial(self._copy_row, factor, vector, to, em.sub(at, first))
+            row = functools.partial(self.copy_row, factor, vector, to, em.sub(at, first))
             return em.loop(imm(0), ctx.scalar(self.steps()), 1, [], row, "k")
 
         em.loop(first, end, self.across, [], group, "some")
 
-    def _copy_row(
+    def copy_row(
         self, factor: CopiedFactor, vector: Vector, to: Ssa, column: Ssa, k: Ssa, carried: Iterable[Ssa]
     ) -> list[Ssa]:
         """What a factor is at step ``k``, or at as many steps as make a square, from the panel's ``column`` on."""
@@ -264,7 +277,7 @@ class ProductEmitter(KernelEmitter):
             place = em.add(em.mul(row, imm(factor.width)), column)
             if vector.tile is None:
                 place = em.add(place, imm(copy * self.across))
-            self._store(part, self._element(to, place))
+            self._store(part, self.element_at(to, place), factor.width)
         self.go_back(floor)
         return []
 
@@ -273,13 +286,14 @@ class ProductEmitter(KernelEmitter):
 
         def row(k: Ssa, _: list[Ssa]) -> list[Ssa]:
             place = self.em.add(self.em.mul(k, imm(self.panel)), column)
-            self._store(Ssa("zeroinitializer", type_), self._element(panel, place))
+            self._store(Ssa("zeroinitializer", type_), self.element_at(panel, place), self.panel)
             return []
 
         return self.em.loop(imm(0), self.ctx.scalar(self.steps()), 1, [], row, "k")
 
-    def _store(self, value: Ssa, pointer: Ssa) -> None:
-        self.em.effect(f"store {value.typed}, ptr {pointer.text}, align {self._alignment()}")
+    def _store(self, value: Ssa, pointer: Ssa, panel: int) -> None:
+        align = self._alignment() if panel % self.across == 0 else width(self.dtype) // 8
+        self.em.effect(f"store {value.typed}, ptr {pointer.text}, align {align}")
 
     def _alignment(self) -> int:
         return min(ALIGNED, self.across * width(self.dtype) // 8)
@@ -292,7 +306,7 @@ class ProductEmitter(KernelEmitter):
         if factor is None:
             assert plain is not None
             buffer, offset = plain.buffer, plain.indices[0]
-            row, step = (self._step(offset, loop) for loop in (self.rows, self.inner))
+            row, step = (self.step(offset, loop) for loop in (self.rows, self.inner))
             step = em.mul(step, imm(self.kind.group))
 
             def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
@@ -309,7 +323,7 @@ class ProductEmitter(KernelEmitter):
             self.copy_some(factor, full, stop, self.left_panel)
 
             def copied(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
-                return self._element(self.left_panel, em.sub(at, start)), imm(1), imm(PANEL_ROWS)
+                return self.element_at(self.left_panel, em.sub(at, start)), imm(1), imm(PANEL_ROWS)
 
             self._tiles_of(start, stop, first, end, copied)
             return []
@@ -318,9 +332,9 @@ class ProductEmitter(KernelEmitter):
 
     def step_of(self, load: Load, loop: Symbol) -> Ssa:
         """How far neighbors along a loop lie apart in memory."""
-        return self._step(load.indices[0], loop)
+        return self.step(load.indices[0], loop)
 
-    def _step(self, offset: Expr, loop: Symbol) -> Ssa:
+    def step(self, offset: Expr, loop: Symbol) -> Ssa:
         step = offset.coefficient(loop)
         assert step is not None
         return self.ctx.scalar(step)
@@ -329,12 +343,18 @@ class ProductEmitter(KernelEmitter):
         self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa, left: Callable[[Ssa], tuple[Ssa, Ssa, Ssa]]
     ) -> None:
         """Rows in tiles, what is left of them in smaller ones. ``left``: where a row's factor is, and its steps."""
+        for height, low, high in self.heights(top, bottom):
+            row = functools.partial(self._row_of_tiles, height, first, end, left)
+            self.em.loop(low, high, height, [], row, "row")
+
+    def heights(self, top: Ssa, bottom: Ssa) -> Iterable[tuple[int, Ssa, Ssa]]:
+        """How high tiles are, and from where to where they are that high."""
         em, count = self.em, self.site.rows.extent.constant
         heights = (ROWS, 2, 1) if count is None else (ROWS, count % ROWS)
         for height in (h for h in heights if h):
             exact = height == heights[-1] or (count is not None and count % height == 0)
             stop = bottom if exact else em.add(top, em.round_down(em.sub(bottom, top), height))
-            em.loop(top, stop, height, [], functools.partial(self._row_of_tiles, height, first, end, left), "row")
+            yield height, top, stop
             top = stop
             if exact:
                 return
@@ -348,48 +368,63 @@ class ProductEmitter(KernelEmitter):
         top: Ssa,
         carried: Iterable[Ssa],
     ) -> list[Ssa]:
-        em, ctx = self.em, self.ctx
-        em.declare("llvm.smin.i64", "i64", ["i64", "i64"])
+        em = self.em
         start, row, step = left(top)
         summed = self.whole_steps()
 
-        def tile(vectors: int, finish: Callable[[Ssa, Ssa, Ssa], None], at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            given = (start, row, step, self._panel(at, first), summed, self.tile_of_sums)
-            name = self._tile_function(height, vectors)
-            em.effect(f"call void @{name}({', '.join(value.typed for value in given)})")
-
-            def finish_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
-                sums = self._element(self.tile_of_sums, em.mul(row, imm(self.panel)))
-                finish(em.add(top, row), at, sums)
-                return []
-
-            em.loop(imm(0), imm(height), 1, [], finish_row, "row")
+        def tile(vectors: int, finish: Finish, at: Ssa, _: list[Ssa]) -> list[Ssa]:
+            sums = self.tile_of_sums
+            self.sum_tile(height, vectors, (start, row, step, self.panel_at(at, first), summed, sums, imm(self.panel)))
+            self.finish_rows(height, top, at, self.tile_of_sums, finish)
             return []
 
-        def all_columns(row: Ssa, at: Ssa, sums: Ssa) -> None:
-            self._finish(row, Vector(self.columns, at, self.across, self.vectors), sums)
-
-        def some_columns(row: Ssa, at: Ssa, sums: Ssa) -> None:
-            def vector(column: Ssa, _: list[Ssa]) -> list[Ssa]:
-                few = ctx.some(Vector(self.columns, column, self.across, 1), end)
-                self._finish(row, few, self._element(sums, em.sub(column, at)))
-                return []
-
-            em.loop(at, end, self.across, [], vector, "columns")
-
-        whole = self._whole(first, end)
-        em.loop(first, whole, self.panel, [], functools.partial(tile, self.vectors, all_columns), "tile")
-        if not self._exact():
-            last = functools.partial(tile, self._last_vectors(), some_columns)
-            em.loop(whole, end, self.panel, [], last, "tile")
+        whole = self.whole_panels(first, end)
+        em.loop(first, whole, self.panel, [], functools.partial(tile, self.vectors, self.finish_all), "tile")
+        if not self.exact():
+            finish = functools.partial(self.finish_some, end)
+            em.loop(whole, end, self.panel, [], functools.partial(tile, self.last_vectors(), finish), "tile")
         return []
+
+    def sum_tile(self, height: int, vectors: int, given: Sequence[Ssa], fresh: Ssa = TRUE) -> None:
+        """Call the function of :func:`~.tile.tile_function` for a tile so high and so many vectors wide."""
+        for name in ("llvm.smin.i64", "llvm.smax.i64"):
+            self.em.declare(name, "i64", ["i64", "i64"])
+        values = ", ".join(value.typed for value in (*given, fresh))
+        self.em.effect(f"call void @{self._tile_function(height, vectors)}({values})")
+
+    def finish_rows(self, height: int, top: Ssa, at: Ssa, sums: Ssa, finish: Finish) -> None:
+        """What becomes of the sums of a tile, row by row."""
+        em = self.em
+
+        def row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
+            finish(em.add(top, row), at, self.element_at(sums, em.mul(row, imm(self.panel))))
+            return []
+
+        em.loop(imm(0), imm(height), 1, [], row, "row")
+
+    def finish_all(self, row: Ssa, at: Ssa, sums: Ssa) -> None:
+        """What becomes of a row of a whole panel."""
+        self._finish(row, Vector(self.columns, at, self.across, self.vectors), sums)
+
+    def finish_some(self, end: Ssa, row: Ssa, at: Ssa, sums: Ssa) -> None:
+        """The same of columns that fill no panel."""
+        em, ctx = self.em, self.ctx
+
+        def vector(column: Ssa, _: list[Ssa]) -> list[Ssa]:
+            few = ctx.some(Vector(self.columns, column, self.across, 1), end)
+            self._finish(row, few, self.element_at(sums, em.sub(column, at)))
+            return []
+
+        em.loop(at, end, self.across, [], vector, "columns")
 
     def _tile_function(self, height: int, vectors: int) -> str:
         """The module's function for tiles of some rows by some vectors of a panel."""
         em, kind, rest = self.em, self.kind, self.rest()
         name = f"tile_{kind.name}_{height}x{vectors * self.across}_of_{self.panel}{f'_and_{rest}' if rest else ''}"
         if name not in em.declarations:
-            em.define(name, tile_function(name, kind, self.across, vectors, height, self.panel, rest))
+            many = self.many if (height, vectors) == (ROWS, self.vectors) else 1
+            text = tile_function(name, kind, self.across, vectors, height, self.panel, rest, many)
+            em.define(name, text)
         vector, factor = vector_type(self.element, self.across), kind.item_vector(self.across)
         if kind.group == 1:
             em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
@@ -417,6 +452,6 @@ class ProductEmitter(KernelEmitter):
         type_, align = vector_type(self.element, self.across), self._alignment()
         parts = []
         for copy in range(vectors):
-            pointer = self._element(sums, imm(copy * self.across))
+            pointer = self.element_at(sums, imm(copy * self.across))
             parts.append(self.em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}"))
         return Value(self.dtype, tuple(parts), varying=True)

@@ -66,7 +66,7 @@ class GroupedProductEmitter(ProductEmitter):
         """The copy of a strip, a tile of sums, and what is taken from a row's sums of bytes."""
         super().allocate(pointers)
         if self.kind is BYTES:
-            self.row_sums = self.em.pure("ptr", f"alloca [{self._block()} x i32], align {ALIGNED} ; 128 times a row")
+            self.row_sums = self.em.pure("ptr", f"alloca [{self.block()} x i32], align {ALIGNED} ; 128 times a row")
 
     def copy_panel(self, factor: CopiedFactor, at: Ssa, to: Ssa) -> list[Ssa]:
         """A panel of columns that are rows of groups in memory."""

@@ -11,6 +11,9 @@ __all__ = ["ALIGNED", "BYTES", "FLOATS", "PAIRS", "TileKind", "fma_of", "tile_fu
 CHUNK = 128  # steps of the summed loop after which a tile goes to memory
 ALIGNED = 64  # bytes: where panels and tiles begin
 
+#: By row and vector of a tile: the name of a value.
+Sums = dict[tuple[int, int], str]
+
 
 @dataclass(frozen=True, slots=True)
 class TileKind:
@@ -53,16 +56,18 @@ class _Tile:
     def __init__(self, kind: TileKind, lanes: int, vectors: int, rows: int, panel: int) -> None:
         self.kind, self.lanes, self.vectors, self.rows, self.panel = kind, lanes, vectors, rows, panel
         self.type = vector_type(kind.element, lanes)
-        self.align = min(ALIGNED, lanes * {"float": 4, "double": 8, "i32": 4}[kind.element])
+        self.align = min(ALIGNED, lanes * {"float": 4, "double": 8, "i32": 4}[kind.element])  # of panels
+        self.number = {"float": 4, "double": 8, "i32": 4}[kind.element]  # bytes of a sum, which may lie anywhere
         self.each = [(r, v) for r in range(rows) for v in range(vectors)]
 
     def begin(self) -> list[str]:
-        """Sums of 0, and where each row begins."""
+        """Where sums are, and where each row begins."""
         lines = []
         for r, v in self.each:
-            place = r * self.panel + v * self.lanes
-            lines.append(f"  %sum.{r}.{v} = getelementptr {self.kind.element}, ptr %sums, i64 {place}")
-            lines.append(f"  store {self.type} zeroinitializer, ptr %sum.{r}.{v}, align {self.align}")
+            if v == 0:
+                lines.append(f"  %sums.at.{r} = mul i64 %apart, {r}")
+                lines.append(f"  %sums.{r} = getelementptr {self.kind.element}, ptr %sums, i64 %sums.at.{r}")
+            lines.append(f"  %sum.{r}.{v} = getelementptr {self.kind.element}, ptr %sums.{r}, i64 {v * self.lanes}")
         for r in range(self.rows):
             lines.append(f"  %at.{r} = mul i64 %row, {r}")
             lines.append(f"  %left.{r} = getelementptr {self.kind.number}, ptr %left, i64 %at.{r}")
@@ -121,51 +126,104 @@ class _Tile:
             whole = own
         return lines
 
-    def add(self, made: str) -> list[str]:
-        """Sums in memory, and what was made."""
+    def put(self, sums: Sums | None) -> list[str]:
+        """Sums in memory, or zeros."""
+        return [
+            f"  store {self.type} {sums[r, v] if sums else 'zeroinitializer'}, ptr %sum.{r}.{v}, align {self.number}"
+            for r, v in self.each
+        ]
+
+    def add(self, made: str, sums: Sums) -> list[str]:
+        """Sums in memory, and these. ``made``: how what is computed here is named."""
         lines, add = [], "add" if self.kind.element == "i32" else "fadd"
         for r, v in self.each:
             lines += [
-                f"  %{made}.before.{r}.{v} = load {self.type}, ptr %sum.{r}.{v}, align {self.align}",
-                f"  %{made}.after.{r}.{v} = {add} {self.type} %{made}.before.{r}.{v}, %{made}.{r}.{v}",
-                f"  store {self.type} %{made}.after.{r}.{v}, ptr %sum.{r}.{v}, align {self.align}",
+                f"  %{made}.before.{r}.{v} = load {self.type}, ptr %sum.{r}.{v}, align {self.number}",
+                f"  %{made}.after.{r}.{v} = {add} {self.type} %{made}.before.{r}.{v}, {sums[r, v]}",
+                f"  store {self.type} %{made}.after.{r}.{v}, ptr %sum.{r}.{v}, align {self.number}",
             ]
         return lines
 
+    def loop(self, name: str, many: int, label: str, at: str, stop: str, sums: Sums) -> tuple[list[str], str, Sums]:
+        """As many steps at a time as long as there are so many: from ``at`` to ``stop``, which differ by a multiple of
+        ``many`` or are in the wrong order. ``label``: where this comes from. Gives where it ends, with the sums."""
+        done: Sums = {}
+        lines = [
+            f"  %{name}.any = icmp slt i64 {at}, {stop}",
+            f"  br i1 %{name}.any, label %{name}, label %{name}.done",
+            f"{name}:",
+            f"  %{name}.k = phi i64 [ {at}, %{label} ], [ %{name}.k.next, %{name} ]",
+        ]
+        now = {(r, v): f"%{name}.acc.{r}.{v}" for r, v in self.each}
+        new = {(r, v): f"%{name}.{many - 1}.{r}.{v}" for r, v in self.each}
+        lines += [f"  {now[e]} = phi {self.type} [ {sums[e]}, %{label} ], [ {new[e]}, %{name} ]" for e in self.each]
+        for step in range(many):
+            lines.append(f"  %{name}.{step}.k = add i64 %{name}.k, {step}")
+            lines += self.step(f"%{name}.{step}.k", f"{name}.{step}", now)
+            now = {(r, v): f"%{name}.{step}.{r}.{v}" for r, v in self.each}
+        lines += [
+            f"  %{name}.k.next = add i64 %{name}.k, {many}",
+            f"  %{name}.more = icmp slt i64 %{name}.k.next, {stop}",
+            f"  br i1 %{name}.more, label %{name}, label %{name}.done",
+            f"{name}.done:",
+        ]
+        for r, v in self.each:
+            done[r, v] = f"%{name}.sum.{r}.{v}"
+            before, after = sums[r, v], new[r, v]
+            lines.append(f"  {done[r, v]} = phi {self.type} [ {before}, %{label} ], [ {after}, %{name} ]")
+        return lines, f"{name}.done", done
 
-def tile_function(name: str, kind: TileKind, lanes: int, vectors: int, rows: int, panel: int, rest: int = 0) -> str:
+
+def tile_function(
+    name: str, kind: TileKind, lanes: int, vectors: int, rows: int, panel: int, rest: int = 0, many: int = 1
+) -> str:
     """The text of the function that sums a tile: ``rows`` of the left factor, ``row`` numbers apart and ``step``
     from one group to the next, times the first ``vectors`` of a panel of ``count`` whole groups. ``panel``: items of a
-    row of the panel and sums of one of the tile; ``rest``: numbers of the sum's last group, if that is not whole."""
-    tile, type_ = _Tile(kind, lanes, vectors, rows, panel), vector_type(kind.element, lanes)
+    row of the panel; ``apart``: sums from one row to the next; ``fresh``: whether sums begin here, or are added to what
+    is there; ``rest``: numbers of the sum's last group, if that is not whole. ``many``: steps, a power of two, that are
+    written one after the other, so that the end of a chunk is foreseen by the processor."""
+    tile = _Tile(kind, lanes, vectors, rows, panel)
+    given = "ptr %left, i64 %row, i64 %step, ptr %panel, i64 %count, ptr %sums, i64 %apart, i1 %fresh"
     lines = [
-        f"define internal void @{name}(ptr %left, i64 %row, i64 %step, ptr %panel, i64 %count, ptr %sums) noinline {{",
+        f"define internal void @{name}({given}) noinline {{",
         "entry:",
         *tile.begin(),
         "  %any = icmp sgt i64 %count, 0",
-        "  br i1 %any, label %chunk, label %done",
+        "  br i1 %any, label %chunk, label %none",
+        "none:",
+        "  br i1 %fresh, label %clear, label %done",
+        "clear:",
+        *tile.put(None),
+        "  br label %done",
         "chunk:",
-        "  %first = phi i64 [ 0, %entry ], [ %last, %add ]",
+        "  %first = phi i64 [ 0, %entry ], [ %last, %next ]",
         f"  %wanted = add i64 %first, {CHUNK}",
         "  %last = call i64 @llvm.smin.i64(i64 %wanted, i64 %count)",
-        "  br label %steps",
-        "steps:",
-        "  %k = phi i64 [ %first, %chunk ], [ %k.next, %steps ]",
+        f"  %whole = and i64 %last, {-many}",
     ]
-    for r, v in tile.each:
-        lines.append(f"  %acc.{r}.{v} = phi {type_} [ zeroinitializer, %chunk ], [ %new.{r}.{v}, %steps ]")
-    lines += tile.step("%k", "new", {(r, v): f"%acc.{r}.{v}" for r, v in tile.each})
+    label, at, sums = "chunk", "%first", dict.fromkeys(tile.each, "zeroinitializer")
+    if many > 1:
+        made, label, sums = tile.loop("steps", many, label, at, "%whole", sums)
+        lines += [*made, "  %at = call i64 @llvm.smax.i64(i64 %first, i64 %whole)"]
+        at = "%at"
+    made, _, sums = tile.loop("single", 1, label, at, "%last", sums)
     lines += [
-        "  %k.next = add i64 %k, 1",
-        "  %more = icmp slt i64 %k.next, %last",
-        "  br i1 %more, label %steps, label %add",
+        *made,
+        "  %is.first = icmp eq i64 %first, 0",
+        "  %is.new = and i1 %is.first, %fresh",
+        "  br i1 %is.new, label %put, label %add",
+        "put:",
+        *tile.put(sums),
+        "  br label %next",
         "add:",
-        *tile.add("new"),
+        *tile.add("new", sums),
+        "  br label %next",
+        "next:",
         "  %left.over = icmp slt i64 %last, %count",
         "  br i1 %left.over, label %chunk, label %done",
         "done:",
     ]
     if rest:
         lines += tile.step("%count", "end", dict.fromkeys(tile.each, "zeroinitializer"), rest)
-        lines += tile.add("end")
+        lines += tile.add("end", {(r, v): f"%end.{r}.{v}" for r, v in tile.each})
     return "\n".join([*lines, "  ret void", "}"])
