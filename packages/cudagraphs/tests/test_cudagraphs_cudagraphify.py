@@ -53,6 +53,19 @@ def kinds(function):
 
 
 @pytest.mark.covers("F6.1")
+def test_a_call_under_autocast_has_a_recording_with_its_casts(driver):
+    x = torch.randn(4, 4)
+    fast = cudagraphify(torch.mm, [x, x], driver=driver)
+    for enabled, dtype in [(False, torch.bfloat16), (True, torch.bfloat16), (True, torch.float16)] * 2:
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            result, eager = fast(x, x), torch.mm(x, x)
+        assert result.dtype is eager.dtype
+        torch.testing.assert_close(result, eager)
+    assert driver.captures == 3
+    assert "float32[4, 4], float32[4, 4]" in str(fast.report())
+
+
+@pytest.mark.covers("F6.1")
 def test_a_hundred_replays_equal_the_callable(driver):
     weight, bias = torch.randn(16, 16), torch.randn(16)
 

@@ -76,6 +76,19 @@ def test_the_first_call_runs_as_it_is_the_second_records_and_later_ones_replay(m
 
 
 @pytest.mark.covers("F6.7")
+def test_a_call_under_autocast_has_a_recording_with_its_casts(make):
+    trees, x = make(), torch.randn(4, 4)
+    fast = trees.wrap(torch.mm)
+    states = [(False, torch.bfloat16), (True, torch.bfloat16), (True, torch.float16)]
+    for enabled, dtype in [*states * 4, *(state for state in states for _ in range(4))]:
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            result, eager = fast(x, x), torch.mm(x, x)
+        assert result.dtype is eager.dtype
+        torch.testing.assert_close(result, eager)
+    assert info(trees, "mm").replays > 3
+
+
+@pytest.mark.covers("F6.7")
 def test_nothing_is_recorded_in_the_rest_of_a_step_in_which_something_warmed_up(make):
     trees = make()
     first, second = trees.wrap(add_one), trees.wrap(double)

@@ -16,6 +16,7 @@ from .cuda_driver import CudaDriver
 from .driver import DeviceDriver
 from .eligibility import check_inputs, has_fake, input_device
 from .options import CudagraphOptions
+from .placement import calling_state
 from .reasons import CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
 from .recording import Recording, plan_inputs
 
@@ -285,7 +286,7 @@ def _report_skip(
 def _layout_key(inputs: Sequence[object], alignment: int, static: frozenset[int]) -> tuple[object, ...]:
     """What a recording depends on beside addresses: layouts of tensors, values of the rest."""
     grad = torch.is_grad_enabled()
-    key: list[object] = []
+    key: list[object] = [calling_state()]
     for index, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             # Only integers tell recordings apart; whatever else can't be recorded need not be hashable.
@@ -303,7 +304,7 @@ def _layout_key(inputs: Sequence[object], alignment: int, static: frozenset[int]
 
 def _describe(key: tuple[object, ...]) -> str:
     parts = []
-    for item in key:
+    for item in key[1:]:
         assert isinstance(item, tuple)
         parts.append(f"{str(item[0]).removeprefix('torch.')}{list(item[1])}" if len(item) > 2 else str(item[1]))
     return f"({', '.join(parts)})"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ._tensors_alike import tensors_alike
-from .placement import PLAIN, PathTensor, Place, Placement
+from .placement import PLAIN, PathTensor, Place, Placement, calling_state
 from .tree import Node
 
 
@@ -28,7 +28,7 @@ class CallPattern:
     """One call's inputs, to be compared with those of others.
 
     Attributes:
-        grad: whether gradients are recorded.
+        state: see `calling_state`.
         others: inputs that are no tensors: index, class, and the value of a number.
         tensors: indices of the tensors.
         alike: says whether tensors are what these were, addresses aside.
@@ -37,7 +37,7 @@ class CallPattern:
         path_inputs: those of them in memory of the path.
     """
 
-    grad: bool
+    state: tuple[object, ...]
     others: tuple[tuple[int, type, object], ...]
     tensors: tuple[int, ...]
     alike: Callable[..., bool]
@@ -47,7 +47,7 @@ class CallPattern:
 
     def matches(self, given: Sequence[Any]) -> bool:
         """Whether a call with these inputs has the same key, addresses and slots."""
-        if len(given) != len(self.tensors) + len(self.others) or torch.is_grad_enabled() is not self.grad:
+        if len(given) != len(self.tensors) + len(self.others) or calling_state() != self.state:
             return False
         for index, kind, value in self.others:
             if type(given[index]) is not kind or (value is not None and given[index] != value):
@@ -80,7 +80,7 @@ def pattern_of(given: Sequence[Any], placement: Placement) -> CallPattern | None
         return None
     placed = tuple(i for i, place in enumerate(placement.places) if place in (Place.STATIC, Place.PATH))
     return CallPattern(
-        grad=torch.is_grad_enabled(),
+        state=calling_state(),
         others=tuple((i, kind, value if kind in (int, bool) else None) for i, kind, value in others),
         tensors=tensors,
         alike=alike,

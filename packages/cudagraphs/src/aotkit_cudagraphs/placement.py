@@ -123,6 +123,17 @@ class StaticInputs:
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # classes whose tensors are nothing but that
 
 
+def calling_state() -> tuple[object, ...]:
+    """What of torch's state decides which operators a call runs: grad mode, and autocast with its types.
+
+    A recording has the casts, or none, of the call that it was made in.
+    """
+    grad = torch.is_grad_enabled()
+    if not torch._C._is_any_autocast_enabled():
+        return (grad,)
+    return (grad, *(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")))
+
+
 def place_inputs(
     inputs: Sequence[Any], static: StaticInputs, path_slots: Mapping[int, Slot], alignment: int, check_static: bool
 ) -> Placement:
@@ -136,7 +147,7 @@ def place_inputs(
         check_static: put layouts of static inputs into the key. Without, they cost little more than their addresses.
     """
     grad = torch.is_grad_enabled()
-    key: list[object] = [grad]
+    key: list[object] = [calling_state()]
     places = [Place.STATIC] * len(inputs)
     path_inputs: dict[int, PathTensor] = {}
     trusted = None if check_static else static.aligned_addresses(inputs, alignment)
