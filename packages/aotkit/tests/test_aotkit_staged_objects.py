@@ -235,6 +235,14 @@ def test_who_is_whom_and_the_state_of_torch_are_part_of_a_call() -> None:
         two(x, y)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(staged.CallError, match="autocast"):
         two(x, y)
+    with torch.device("meta"), pytest.raises(staged.CallError, match="default device"):
+        two(x, y)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(staged.CallError, match="deterministic"):
+            two(x, y)
+    finally:
+        torch.use_deterministic_algorithms(False)
     net = Net()
     run = finished(aotkit.stages(net).capture(torch.ones(4, 6)))
     net.eval()

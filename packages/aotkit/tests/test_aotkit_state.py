@@ -267,3 +267,21 @@ def test_a_refusal_within_a_transform_leaves_the_transform() -> None:
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
     with torch.autograd.graph.save_on_cpu():
         (x.requires_grad_() * x).sum().backward()
+
+
+def test_another_state_of_torch_is_another_specialization() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        made = torch.ones(4)
+        return x * 2 if torch.are_deterministic_algorithms_enabled() else x.to(made.device) + made
+
+    compiled, x = aotkit.aot_function(fn, lambda graph, _: graph), torch.ones(4)
+    assert compiled(x).tolist() == [2] * 4
+    with torch.device("meta"):
+        assert compiled(x).device.type == "meta"
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = torch.full((4,), 3.0)
+        assert compiled(x).tolist() == fn(x).tolist() == [6] * 4
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert compiled(x).tolist() == [4] * 4

@@ -11,7 +11,16 @@ from aotkit_cache import Uncacheable
 
 from ..errors import GuardError
 
-__all__ = ["autocast_state", "cuda_capabilities", "quick_state", "state_of_call", "tell_state", "torch_state"]
+__all__ = [
+    "CALL_STATE",
+    "autocast_state",
+    "cuda_capabilities",
+    "default_device",
+    "quick_state",
+    "state_of_call",
+    "tell_state",
+    "torch_state",
+]
 
 
 def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
@@ -98,7 +107,7 @@ def state_of_call() -> dict[str, Any]:
         "inference": torch.is_inference_mode_enabled(),
         "autocast": autocast,
         "dtype": str(torch.get_default_dtype()),
-        "device": _default_device(),
+        "device": default_device(),
         "deterministic": [
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -119,7 +128,7 @@ def quick_state() -> tuple[Any, ...] | None:
     )
 
 
-def _default_device() -> str:
+def default_device() -> str:
     """The default device's name. Nearly always there is no mode that could set one; else torch looks, which takes as
     long as reading all other state."""
     plain = torch._C._len_torch_function_stack() == 0
@@ -130,7 +139,7 @@ def _context() -> Any:
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
-_CALL_STATE = {
+CALL_STATE = {
     "grad": "whether gradients are on",
     "inference": "whether inference mode is on",
     "autocast": "autocast",
@@ -143,6 +152,6 @@ _CALL_STATE = {
 def tell_state(here: Any, saved: Any) -> None:
     """Raise :class:`GuardError`: in what two states of a call differ, both in the form of ``value_to_json``."""
     now, then = (dict(state["dict"]) for state in (here, saved))
-    for name, what in _CALL_STATE.items():
+    for name, what in CALL_STATE.items():
         if now.get(name) != then.get(name):
             raise GuardError(f"torch is in another state than when the function was compiled: {what} differs")

@@ -26,6 +26,7 @@ from aotkit_functionalize.subclasses import is_subclass, sizes_and_tensors, subc
 from aotkit_functionalize.tracing import fake_twin
 from aotkit_runtime_wrappers import AliasingChangedError
 
+from ..artifact.torch_state import default_device
 from .alias_specializations import MOST_ALIAS_PATTERNS
 from .bugs import describe_bug, is_bug, raise_bug, raised_by_user, tell
 from .context import CompileContext
@@ -336,6 +337,7 @@ def _fake(value: Any, mode: FakeTensorMode, position: int, dynamic: bool) -> Any
 def _specialized_to(flat: Sequence[Any], dynamic: bool, num_static: int) -> tuple[Any, ...]:
     """See Note [What a specialization is for]."""
     parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()]
+    parts += [default_device(), torch.are_deterministic_algorithms_enabled()]
     if torch._C._is_any_autocast_enabled():
         for device in ("cpu", "cuda"):
             parts.append(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))

@@ -17,20 +17,12 @@ import torch
 from torch import nn
 
 from ..artifact.structure import describe_structure, flatten_like
-from ..artifact.torch_state import autocast_state
+from ..artifact.torch_state import CALL_STATE, state_of_call
 from ..errors import CompileError, PackageError
 
-__all__ = ["Argument", "Call", "CallError", "call_state", "describe_call", "describe_results"]
+__all__ = ["Argument", "Call", "CallError", "describe_call", "describe_results"]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
-_STATE = {
-    "grad": "whether gradients are on",
-    "inference": "whether inference mode is on",
-    "autocast": "autocast",
-    "dtype": "the default dtype",
-}
-
-
 class CallError(ValueError):
     """A stage was called in another way than it was captured for. Says what differs."""
 
@@ -96,8 +88,8 @@ class Call:
         except TypeError as error:
             raise CallError(str(error).replace("the package", "the stage")) from None
         flat = [*weights, *leaves]
-        here = call_state()
-        for name, what in _STATE.items():
+        here = state_of_call()
+        for name, what in CALL_STATE.items():
             if here[name] != self.state[name]:
                 raise CallError(f"the stage was captured with another state of torch: {what} differs")
         first: dict[int, int] = {}
@@ -148,18 +140,6 @@ def describe_results(result: Any) -> tuple[Any, list[Any]]:
         return describe_structure(result, _is_tensor, leaves), leaves
     except PackageError as error:
         raise CompileError(str(error).replace("a package can't hold", "stages can't return")) from None
-
-
-def call_state() -> dict[str, Any]:
-    """The state of torch that is part of a call, as plain data."""
-    devices, caches, nesting = autocast_state()
-    active = any(enabled for _, enabled, _ in devices)
-    return {
-        "grad": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(),
-        "autocast": [[list(entry) for entry in devices if entry[1]], caches, nesting] if active else [],
-        "dtype": str(torch.get_default_dtype()),
-    }
 
 
 def _is_tensor(value: Any) -> bool:

@@ -17,7 +17,7 @@ from ..options import Options
 
 __all__ = ["check_format", "constant_sections", "options_from", "read_constants", "write_stage"]
 
-_FORMAT = 1
+_FORMAT = 2
 _DEVICES = ("cpu", "cuda")
 
 

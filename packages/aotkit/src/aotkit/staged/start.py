@@ -11,6 +11,7 @@ from torch import nn
 
 from aotkit_aot_trace.callables import FunctionalCall
 
+from ..artifact.torch_state import state_of_call
 from ..driver.bugs import line_of_function
 from ..driver.compile import capture_function
 from ..driver.context import CompileContext
@@ -21,7 +22,7 @@ from ..errors import CompileError
 from ..options import Options
 from ..recorder import Recorder
 from ..torch_api.live_module import LiveModule
-from .call import Call, call_state, describe_call, describe_results
+from .call import Call, describe_call, describe_results
 from .captured import Captured
 from .running import in_stage
 
@@ -85,7 +86,7 @@ class Stages:
                 fake_mode=mode,
             )
             captured = capture_function(function, fakes, flat, ctx)
-        made = Call(arguments, len(names), structure, function.structure, training, call_state())
+        made = Call(arguments, len(names), structure, function.structure, training, state_of_call())
         return Captured(made, self.options, captured.graph, captured.metadata, captured.inputs, module)
 
 
