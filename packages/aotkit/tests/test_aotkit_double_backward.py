@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import aotkit
 from aotkit_runtime_wrappers import DoubleBackwardError
@@ -52,6 +53,32 @@ def check(fn, *args, order=3, tolerance=1e-5, dynamic=False):
     assert got_shape[:2] == shape[:2]
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+class Cubed(torch.autograd.Function):
+    """With a gradient twice as large as its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 6 * x * x
+
+
+class Rounded(torch.autograd.Function):
+    """Whose gradient passes straight through."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
 
 
 def mlp(x, w, b, v):
@@ -301,3 +328,24 @@ def test_a_function_compiled_without_dynamo():
     got, _ = derivatives(fn, args, 3)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def recomputed(x):
+    return checkpoint(lambda x: Cubed.apply(x) * x, x, use_reentrant=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
+@pytest.mark.parametrize("fn", [lambda x: Cubed.apply(x) * x, recomputed, lambda x: Cubed.apply(Rounded.apply(x) * x)])
+def test_the_backward_of_a_users_function_is_not_differentiated(fn):
+    """Dynamo records it without what its results depend on; a part of the second derivative was missing."""
+    x = leaf(4)
+    (expected,) = torch.autograd.grad(fn(x).sum(), x)
+    (first,) = torch.autograd.grad(compiled(fn)(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(first, expected)
+    with pytest.raises(DoubleBackwardError, match="torch.autograd.Function"):
+        first.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
+def test_gradients_that_a_users_function_passes_on_are_differentiated():
+    check(lambda x, y: Rounded.apply(x * x) * y + x.sin(), leaf(4), leaf(4), order=2)

@@ -14,6 +14,7 @@ from aotkit_functionalize.tracing import below_functional_layer, has_data_mutati
 
 from . import _torch_compat as compat
 from .checkpointed_writes import HIDDEN_WRITERS, all_nodes, is_checkpoint, run_region
+from .recorded_backwards import refusing_second_derivatives
 
 __all__ = ["GraphFunction"]
 
@@ -41,7 +42,7 @@ class GraphFunction:
         *,
         lifted: bool = False,
     ) -> None:
-        self.graph = graph
+        self.graph = refusing_second_derivatives(graph)
         self.arguments = arguments
         for name, parameter in graph.named_parameters():
             if parameter.requires_grad and not lifted:
