@@ -1,7 +1,9 @@
 """Stores: bytes in, the same bytes or nothing out; private, capped, safe among processes."""
 
+import fnmatch
 import multiprocessing
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -45,8 +47,11 @@ class RedisClient:
         return len(self.data.get(name.encode(), b""))
 
     def scan_iter(self, match):
-        self._check()
-        return iter([name for name in self.data if name.startswith(match.rstrip("*").encode())])
+        pattern = re.sub(r"\\(.)", r"[\1]", match)  # of the server's kind to Python's
+        for name in list(self.data):
+            self._check()
+            if fnmatch.fnmatchcase(name.decode(), pattern):
+                yield from (name, name)  # a server may tell a name twice
 
 
 def tcp_store():
@@ -398,3 +403,27 @@ def test_files_are_written_and_read_where_the_system_lacks_a_function(
     path = private_files.private_directory(tmp_path / "cache") / "entry"
     private_files.write_atomically(path, b"one\ntwo\r\n")
     assert path.read_bytes() == b"one\ntwo\r\n"
+
+
+def test_listing_leaves_out_what_is_no_entry(tmp_path):
+    """Others write to the same server, bucket or folder; entries could not be listed or pruned then."""
+    client = RedisClient()
+    stores = [RedisStore(client, prefix="a[b]*:"), FsspecStore(f"file://{tmp_path}/f"), DiskStore(tmp_path / "d")]
+    for store in stores:
+        store.put("abc", b"1")
+    client.data |= {b"a[b]*:locks:x": b"", b"ab*:abc": b"", b"a[b]x:abc": b""}
+    for folder in ("f/ab", "d/entries/ab"):
+        (tmp_path / folder / "not an entry~").touch()
+    (tmp_path / "f" / "README").touch()
+    for store in stores:
+        assert [entry.key for entry in store.entries()] == ["abc"]
+        assert store.delete("abc") and list(store.entries()) == []
+
+
+def test_a_server_that_ends_while_it_lists_is_a_failure_of_the_store():
+    client = RedisClient()
+    store = RedisStore(client)
+    store.put("abc", b"1")
+    client.down = True
+    with pytest.raises(CacheError, match="connection refused"):
+        list(store.entries())

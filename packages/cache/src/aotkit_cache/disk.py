@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from .errors import CacheError
 from .private_files import check_owner, private_directory, write_temporary
-from .store import EntryStat, check_fits, check_key
+from .store import EntryStat, check_fits, check_key, is_key
 
 _LEFTOVER_SECONDS = 3600.0
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -129,7 +129,7 @@ class DiskStore:
     def entries(self) -> Iterator[EntryStat]:
         """All entries; those that vanish while listing are left out."""
         for file, status in self._files(self._entries):
-            if not file.name.startswith("."):
+            if is_key(file.name):
                 yield EntryStat(file.name, status.st_size, status.st_mtime)
 
     def lock(self, key: str) -> contextlib.AbstractContextManager[object]:

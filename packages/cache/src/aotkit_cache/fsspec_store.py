@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .errors import CacheError
-from .store import EntryStat, check_key
+from .store import EntryStat, check_key, is_key
 
 
 class FsspecStore:
@@ -76,7 +76,9 @@ class FsspecStore:
         except Exception as error:
             raise CacheError(f"can't list the cache entries in {self._root}: {error}") from error
         for path, info in found.items():
-            yield EntryStat(path.rpartition("/")[2], int(info["size"]), 0.0)
+            folder, _, name = path.rpartition("/")
+            if is_key(name) and f"/{folder}".endswith(f"/{name[:2]}"):
+                yield EntryStat(name, int(info["size"]), 0.0)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key[:2]}/{key}"

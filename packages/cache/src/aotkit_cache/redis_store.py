@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .errors import CacheError
-from .store import EntryStat, check_key
+from .store import EntryStat, check_key, is_key
+
+_GLOB, _ESCAPED = re.compile(r"([\\*?\[\]^])"), r"\\\1"  # what a pattern of the server's gives a meaning of its own
 
 
 class RedisStore:
@@ -58,14 +61,19 @@ class RedisStore:
 
     def entries(self) -> Iterator[EntryStat]:
         """All entries under the prefix."""
-        for name in self._call("scan_iter", match=f"{self._prefix}*"):
-            key = bytes(name).decode().removeprefix(self._prefix)
-            found = self.stat(key)
+        # The client asks the server as it goes along, and the server may tell a name twice.
+        names = self._call("scan_iter", read=list, match=f"{_GLOB.sub(_ESCAPED, self._prefix)}*")
+        for name in dict.fromkeys(bytes(name).decode(errors="replace") for name in names):
+            key = name.removeprefix(self._prefix)
+            found = self.stat(key) if is_key(key) else None
             if found is not None:
                 yield found
 
-    def _call(self, command: str, *args: object, **options: object) -> Any:
+    def _call(
+        self, command: str, *args: object, read: Callable[[Any], Any] = lambda answer: answer, **options: object
+    ) -> Any:
+        """What the client's ``command`` gives, as ``read`` takes it from the answer."""
         try:
-            return getattr(self._client, command)(*args, **options)
+            return read(getattr(self._client, command)(*args, **options))
         except Exception as error:  # redis.RedisError, OSError: whatever the client raises is a store failure
             raise CacheError(f"Redis {command} failed: {type(error).__name__}: {error}") from error

@@ -69,9 +69,14 @@ class LockingStore(Protocol):
         ...
 
 
+def is_key(name: str) -> bool:
+    """Whether a store could have kept something under `name`: others may write to the same place."""
+    return _SAFE_KEY.fullmatch(name) is not None
+
+
 def check_key(key: str) -> None:
     """Refuse keys that could leave a store's directory or hide in it (`CacheError`)."""
-    if not _SAFE_KEY.fullmatch(key):
+    if not is_key(key):
         raise CacheError(
             f"{key!r} can't be a store key: use 3 to 128 characters of [0-9A-Za-z_.-], the first of [0-9A-Za-z_]"
         )
