@@ -1,11 +1,12 @@
 """Backwards of the user's autograd functions, as Dynamo records them: they can't be differentiated.
 
 Note [Backwards that Dynamo recorded]
-    Dynamo records the backward of a ``torch.autograd.Function`` as it runs where nobody wants its gradient: the whole of
-    it without grad mode. Switches of grad mode in the user's code, and ``once_differentiable``, leave no trace in that.
+    Dynamo records the backward of a ``torch.autograd.Function`` as it runs where nobody wants its gradient: all of it
+    without grad mode. Switches of grad mode in the user's code, and ``once_differentiable``, leave no trace in that.
     So the recorded operations don't say what the derivative of the gradient is: run as they are, they give one that
     depends on nothing, and with grad mode one that eager mode may not have. Where such a backward runs with grad mode
-    on, its results are connected to what it was given by a function whose own backward refuses.
+    on, its results are connected to what it was given by a function whose own backward refuses. A gradient that is
+    handed on as it came needs none: it has the history that it came with.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["refusing_second_derivatives"]
 
 
 def refusing_second_derivatives(graph: GraphModule) -> GraphModule:
-    """``graph`` where the backwards of the user's autograd functions refuse to be differentiated, or ``graph`` itself if
-    there are none: to do so raises :class:`Unsupported`."""
+    """``graph`` where it raises :class:`Unsupported` to differentiate the backwards of the user's autograd functions;
+    ``graph`` itself if there are none."""
     own = [node for node in graph.graph.nodes if _is_user_function(node)]
     backwards = {str(body.target) for node in own if isinstance(body := node.args[1], Node)}
     children = {name: child for name, child in graph.named_children() if isinstance(child, GraphModule)}

@@ -23,6 +23,8 @@ from ..errors import CompileError, PackageError
 __all__ = ["Argument", "Call", "CallError", "describe_call", "describe_results"]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
+
+
 class CallError(ValueError):
     """A stage was called in another way than it was captured for. Says what differs."""
 
