@@ -1,5 +1,6 @@
 """A backward that is compiled while its forward runs for the first time. See Note [A backward ahead of its call]."""
 
+import sys
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 import aotkit
 from aotkit import Recorder
 from aotkit.driver import later
-from aotkit.driver.ahead import BackwardAhead
+from aotkit.driver.ahead import BackwardAhead, begun_by_first_call
 from aotkit.errors import CompileError
 
 THREAD = "aotkit backward"
@@ -159,3 +160,40 @@ def test_what_is_taken_is_given_once():
     first = ahead.take((False, False))
     assert made == [()] and ahead.take(()) is not first
     assert made == [(), ()]
+
+
+def test_of_several_first_calls_one_begins_it():
+    """Each thread found that there was something to begin, and all but one ended with an IndexError."""
+    began, results, both = [], [], threading.Barrier(2)
+    ahead = BackwardAhead(lambda missing: began.append(missing), (), torch.device("cpu"))
+    call = begun_by_first_call(list, ahead)
+
+    def first_call():
+        lines = []
+
+        def wait_behind_the_question(frame, event, _):
+            lines.append(frame.f_lineno)
+            if event == "line" and len(lines) == 2:
+                both.wait(10)
+            return wait_behind_the_question
+
+        sys.settrace(lambda frame, *_: wait_behind_the_question if frame.f_code is call.__code__ else None)
+        results.append(call([1]))
+
+    threads = [threading.Thread(target=first_call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ahead.take(())
+    assert results == [[1], [1]] and began == [()]
+
+
+def test_nothing_is_begun_once_a_backward_was_asked_for():
+    """The thread that is the first to call may come to begin it after another one's backward."""
+    made = []
+    ahead = BackwardAhead(made.append, (), torch.device("cpu"))
+    ahead.take((True,))
+    ahead.begin()
+    ahead.take((True,))
+    assert made == [(True,), (True,)]

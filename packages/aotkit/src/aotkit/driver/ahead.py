@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -48,20 +48,24 @@ class BackwardAhead:
         self._compile = compile_backward
         self._missing = missing
         self._device = device
+        self._lock = threading.Lock()
+        self._asked_for = False
         self._thread: threading.Thread | None = None
         self._outcome: CompiledGraph | None = None
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        """Start the compile in a thread; of several calls the first does."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="aotkit backward")
-            self._thread.start()
+        """Start the compile in a thread; of several calls the first does, and none once a backward was asked for."""
+        with self._lock:
+            if self._thread is None and not self._asked_for:
+                self._thread = threading.Thread(target=self._run, name="aotkit backward")
+                self._thread.start()
 
     def take(self, missing: Missing) -> CompiledGraph | None:
         """The backward for calls in which these tangents are ``missing``; ``None`` if there is none. What was begun is
         waited for, and if it is that one, it is given, once, and what went wrong there is raised."""
-        begun, self._thread = self._thread, None
+        with self._lock:
+            begun, self._thread, self._asked_for = self._thread, None, True
         if begun is None:
             return self._compile(missing)
         begun.join()
@@ -120,7 +124,8 @@ def begun_by_first_call(forward: Boxed, ahead: BackwardAhead) -> Boxed:
 
     def call(args: list[Any]) -> Sequence[Any]:
         if first:
-            first.pop().begin()
+            with suppress(IndexError):  # another thread was first
+                first.pop().begin()
         return forward(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
