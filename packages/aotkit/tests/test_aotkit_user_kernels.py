@@ -299,3 +299,77 @@ def test_on_a_device_kernels_of_the_user_give_what_they_give_by_hand(program: Ca
     theirs, ours = ([a.cuda() for a in arguments()] for _ in range(2))
     assert_same(run(*ours), program(*theirs))
     assert_same(ours, theirs)
+
+
+# -- arguments that share memory ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def both_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+    tl.store(y_ptr + at, tl.load(y_ptr + at, mask=at < n) * 2, mask=at < n)
+
+
+@triton.jit
+def again_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+PARTS = {
+    "one tensor": lambda x: (x, x),
+    "views of one": lambda x: (x.view(-1)[:64], x.view(-1)[:64]),
+    "overlapping": lambda x: (x.view(-1)[:10], x.view(-1)[5:15]),
+    "apart": lambda x: (x.view(-1)[:10], x.view(-1)[20:30]),
+}
+
+
+@pytest.mark.sample(parts=2)
+@pytest.mark.parametrize("kernel", [both_kernel, again_kernel], ids=["both are written", "one is read"])
+@pytest.mark.parametrize("parts", PARTS)
+def test_arguments_that_share_memory_which_a_kernel_writes_to(parts: str, kernel: Any, launched: list[Any]) -> None:
+    """The kernel saw the old values through one argument of what it had written through the other."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = x + y
+        for base in (x, z):
+            first, second = PARTS[parts](base)
+            kernel[(1,)](first, second, first.numel(), BLOCK=64)
+        return x * 2, z
+
+    theirs, ours = arguments(), arguments()
+    want = program(*theirs)
+    if parts == "apart":
+        run, _ = compiled(program, "host")
+        got = run(*ours)
+    else:
+        run = torch.compile(program, backend="aotkit", options={"cache": False}, fullgraph=True)
+        with pytest.warns(aotkit.EagerFallback, match="a Triton kernel writes to memory that its arguments"):
+            got = run(*ours)
+    assert_same(got, want)
+    assert_same(ours, theirs)
+
+
+class Doubled(torch.autograd.Function):
+    """Of which one argument is the result's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.clone()
+        again_kernel[(1,)](out, out, out.numel(), BLOCK=64)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
+def test_the_same_in_an_autograd_function(launched: list[Any]) -> None:
+    x = arguments()[0][:5].requires_grad_()
+    run = torch.compile(Doubled.apply, backend="aotkit", options={"cache": False})
+    with pytest.warns(aotkit.EagerFallback, match="a Triton kernel writes to memory that its arguments"):
+        result = run(x)
+    torch.testing.assert_close(result, Doubled.apply(x))

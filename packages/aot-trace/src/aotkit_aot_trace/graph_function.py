@@ -14,6 +14,7 @@ from aotkit_functionalize.tracing import below_functional_layer, has_data_mutati
 
 from . import _torch_compat as compat
 from .checkpointed_writes import HIDDEN_WRITERS, all_nodes, is_checkpoint, run_region
+from .launches import checking_launches
 from .recorded_backwards import refusing_second_derivatives
 
 __all__ = ["GraphFunction"]
@@ -42,7 +43,7 @@ class GraphFunction:
         *,
         lifted: bool = False,
     ) -> None:
-        self.graph = refusing_second_derivatives(graph)
+        self.graph = checking_launches(refusing_second_derivatives(graph))
         self.arguments = arguments
         for name, parameter in graph.named_parameters():
             if parameter.requires_grad and not lifted:

@@ -10,12 +10,19 @@ Note [What a custom operator writes to]
     What else the operator is given is the old value then. Where that may be memory that the operator writes to, eager
     mode shows it the new one, so this is refused; so are views that overlap, both written to. One tensor that is given
     twice to be written to is one base.
+
+Note [What a kernel of the user's writes to]
+    A launch of a Triton kernel is made functional by a copy of each tensor that the kernel writes to, one by one. By
+    hand, the kernel sees through one argument what it wrote through another that shares memory with it; of the copies
+    it does not. So this is refused, also for one tensor that is given twice: where the kernel reads it only before it
+    writes there, the copies would do, but nothing says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -24,7 +31,7 @@ from . import _torch_compat as compat
 from .errors import Unsupported
 from .overlap import definitely_disjoint, in_disjoint_windows
 
-__all__ = ["call_custom_writer", "is_custom_writer"]
+__all__ = ["call_custom_writer", "is_custom_writer", "refuse_shared_memory"]
 
 
 @lru_cache(maxsize=4096)
@@ -56,6 +63,30 @@ def call_custom_writer(
             compat.sync(apart[id(target)])
             compat.replace_value(target.elem, compat.unwrap_inner(apart[id(target)].elem))
     return _own_results(func, given, result)
+
+
+def refuse_shared_memory(what: str, given: Mapping[str, Any], find_written: Callable[[], Iterable[str]]) -> None:
+    """See Note [What a kernel of the user's writes to].
+
+    Args:
+        what: names the launch in the refusal.
+        given: its arguments by name; tensors are functional.
+        find_written: gives the names of those that it writes to. Asked only if some share memory.
+
+    Raises :class:`Unsupported` if one that is written to may share memory with another argument.
+    """
+    tensors = {name: value for name, value in given.items() if isinstance(value, compat.FunctionalTensor)}
+    storages = {name: compat.storage_identity(value) for name, value in tensors.items()}
+    pairs = [(a, b) for a, b in combinations(tensors, 2) if storages[a] == storages[b]]
+    shared = [(a, b) for a, b in pairs if not _are_apart(_plain(tensors[a]), _plain(tensors[b]))]
+    written = set(find_written()) if shared else set()
+    for pair in shared:
+        if not written.isdisjoint(pair):
+            raise Unsupported(
+                f"{what} writes to memory that its arguments {pair[0]} and {pair[1]} may share",
+                "captured, it writes to a copy of each, and reads through one what it did not write through the other",
+                "Give it tensors that do not overlap",
+            )
 
 
 def _by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -103,12 +134,16 @@ def _check_overlap(
         pairs = [(a, b) for k, a in enumerate(plain) for b in plain[:k]]
         others = list(others)
         pairs += [(a, _plain(o)) for o in others if compat.storage_identity(o) == storage for a in plain]
-        if not all(definitely_disjoint(a, b) or in_disjoint_windows(a, b) for a, b in pairs):
+        if not all(_are_apart(a, b) for a, b in pairs):
             raise Unsupported(
                 f"{func} writes to memory that others of its arguments may share",
                 "captured, it is given the old values of these",
                 "Give it clones of the arguments that it reads, or write to one after the other",
             )
+
+
+def _are_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return definitely_disjoint(a, b) or in_disjoint_windows(a, b)
 
 
 def _plain(value: compat.FunctionalTensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ._lazy import names_of, value_of
 
 if TYPE_CHECKING:
+    from .custom_writes import refuse_shared_memory
     from .effects import finish_tokens
     from .fakes import fake_twin
     from .inputs import is_autograd_identity, overlapping_groups, reentered_inputs
@@ -24,6 +25,7 @@ __all__ = [
     "is_functional",
     "overlapping_groups",
     "reentered_inputs",
+    "refuse_shared_memory",
     "renew",
     "to_functional",
 ]
@@ -31,6 +33,7 @@ __all__ = [
 _HOMES = {
     name: home
     for home, names in {
+        ".custom_writes": ("refuse_shared_memory",),
         ".effects": ("finish_tokens",),
         ".fakes": ("fake_twin",),
         ".inputs": (
