@@ -208,7 +208,7 @@ EXCEPTIONS: dict[str, str] = {
         targets.cpu.render.few_rows_in_digits STEPS
         targets.cpu.render.few_rows_in_panels
         targets.cpu.render.few_rows_of_bytes
-        targets.cpu.render.blocked_product UNITS BEHIND LINE MOST_LINES
+        targets.cpu.render.blocked_product UNITS BEHIND MANY_STEPS LINE MOST_LINES
         targets.cpu.render.product ROWS TURNED
         targets.cpu.render.sort_in_digits _PLACE _WORK _SIDE
         targets.cpu.render.tile CHUNK ALIGNED

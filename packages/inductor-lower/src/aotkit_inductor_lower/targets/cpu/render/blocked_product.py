@@ -46,6 +46,7 @@ MOST_STEPS = 1024  # of a block: a panel of so many is 64 KiB
 STEPS_OF_UNKNOWN = 256
 BLOCK_OF_LEFT = 1 << 16  # elements of the left factor in a block: half of the second-level cache
 STRIP = 1 << 19  # elements of the right factor that are copied by one unit
+MANY_STEPS = 1 << 13  # for which a strip is small enough where their number is not known
 UNITS = 2  # of a product, so that two threads have work: each copies its part of both factors for itself
 LEAST_PANELS = 8  # of a strip that is cut for that
 LEAST_ROWS = 96
@@ -108,7 +109,7 @@ class BlockedProductEmitter(ProductEmitter):
         site = self.site
         rows, columns, steps = (loop.extent.constant for loop in (site.rows, site.columns, site.inner))
         outer = product(loop.extent for loop in self.kernel.grid[:-2]).constant or 1
-        most = max(1, STRIP // ((steps or MOST_STEPS) * self.panel))
+        most = max(1, STRIP // ((steps or MANY_STEPS) * self.panel))
         panels = most if columns is None else -(-columns // self.panel)
         height = BLOCK if rows is None else -(-rows // ROWS) * ROWS
         strips, blocks = -(-panels // most), -(-height // BLOCK)
