@@ -163,7 +163,25 @@ def two_masks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Te
     return (q @ k.mT + bias - bias.flip(-1)).softmax(-1) @ v
 
 
+def bias_below_a_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    """What the mask hides keeps its bias: it isn't hidden by infinity."""
+    return (q @ k.mT + bias + torch.where(seen, 0.0, -3.0)).softmax(-1) @ v
+
+
+def less_below_a_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.mT - bias + torch.where(seen, -2.0, 0.0)).softmax(-1) @ v
+
+
+def triangle_below_a_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    triangle = torch.where(torch.ones(S, S, dtype=torch.bool).tril(), 0.0, -math.inf)
+    return (q @ k.mT + triangle + torch.where(seen, 0.0, -3.0)).softmax(-1) @ v
+
+
 FOUND = [
+    (bias_below_a_mask, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (bias_below_a_mask, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
+    (less_below_a_mask, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
+    (triangle_below_a_mask, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (earlier, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (earlier_and_seen, 1, (0, 1, 2), ATTENTION_BACKWARD),
     (earlier_and_seen, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),

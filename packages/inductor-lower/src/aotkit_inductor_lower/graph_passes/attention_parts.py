@@ -184,6 +184,7 @@ class _Finder:
         self.inner: list[Node] = [softmax]
         self.scale = 1.0
         self.added: Node | None = None
+        self.chosen: Node | None = None  # the sum's term that ``seen`` is the condition of, where nothing else is
         self.seen: Node | None = None
         self.condition: Node | None = None
         self.negated = False
@@ -266,9 +267,16 @@ class _Finder:
         if not isinstance(left, Node) or not isinstance(right, Node):
             return None
         scores, mask = (left, right) if is_left(left, right) else (right, left)
-        if node.target is aten.sub.Tensor:
+        subtracts = node.target is aten.sub.Tensor
+        if subtracts and scores is not left:
+            return None
+        if self.chosen is not None and self.hidden != -math.inf:  # which is no mask any more, but a term beside this
+            self.added, self.more = self.chosen, [(mask, subtracts)]
+            self.seen, self.inverted, self.hidden, self.chosen = None, False, -math.inf, None
+            return scores
+        if subtracts:
             self.added, self.negated = mask, True
-            return scores if scores is left else None
+            return scores
         choice = hiding(same_below(mask)) if self.seen is None else None
         self.added = mask
         if choice is not None:
@@ -278,6 +286,7 @@ class _Finder:
             triangle = alone and _is_lower_triangle(seen, node)
             self.causal |= self.places and triangle
             self.seen = None if self.places and triangle else seen
+            self.chosen = mask if self.added is None and self.seen is not None else None
         return scores
 
     def _add_more(self, node: Node) -> Node | None:
