@@ -4,6 +4,8 @@ registers; left to ATen or refused where they are something else."""
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -282,6 +284,20 @@ def test_numbers_that_are_not_finite_give_what_eager_gives(rows: int, value: flo
         assert torch.equal(want.isnan(), got.isnan()) and torch.equal(want.isinf(), got.isinf())
         torch.testing.assert_close(got[want.isfinite()], want[want.isfinite()])
         assert torch.equal(want[want.isinf()], got[want.isinf()])
+
+
+@needs_panels
+@pytest.mark.parametrize("rows", [1, 9])
+def test_scales_and_zeros_that_are_not_finite_give_what_eager_gives(rows: int) -> None:
+    """An infinite zero times each number of a row, not times their sum: of numbers of both signs that is nan."""
+    (x, packed, scales), _ = operands(rows, 64, 128, 32, torch.bfloat16)
+    made = compiled(of_group(32), x, packed, scales)
+    for value, part in itertools.product((math.inf, -math.inf, math.nan), (0, 1)):
+        given = scales.clone()
+        given[2, 37, part] = value
+        want, got = int4(x, packed, 32, given), run(made, x, packed, given)
+        assert torch.equal(want.isnan(), got.isnan())
+        torch.testing.assert_close(got[want.isfinite()], want[want.isfinite()])
 
 
 @needs_panels

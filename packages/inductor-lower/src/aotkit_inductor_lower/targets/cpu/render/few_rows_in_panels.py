@@ -9,8 +9,8 @@ Note [Panels of few bits]
 
     so that scales and zeros are needed once per group. The second sum is the same for all columns: it is computed with
     the copy of the left factor. The equation is not one of infinities, nans and sums that overflow, so where the left
-    factor's numbers are such, each weight is computed. On AVX-512 a number of 4 bits is found in a table that is
-    a register, which takes one instruction and needs no other bits cleared.
+    factor's numbers are such, or sums have become such, each weight is computed. On AVX-512 a number of 4 bits is found
+    in a table that is a register, which takes one instruction and needs no other bits cleared.
 """
 
 from __future__ import annotations
@@ -215,7 +215,30 @@ class FewRowsInPanels(FewRowsEmitter):
         em = self.em
         checked = em.here("float", f"load float, ptr {self.checked.text}")
         finite = em.here("i1", f"fcmp oeq {checked.typed}, 0.0")
-        em.choose(finite, None, lambda: self._sum_groups(factored=True), lambda: self._sum_groups(factored=False))
+
+        def factored() -> Ssa:
+            self._sum_groups(factored=True)
+            return self._are_finite()
+
+        def each_weight() -> None:
+            self.clear(self.sums)
+            self._sum_groups(factored=False)
+
+        right = em.choose(finite, "i1", factored, lambda: Ssa("false", "i1"))
+        assert right is not None
+        em.choose(right, None, lambda: None, each_weight)
+
+    def _are_finite(self) -> Ssa:
+        """Whether all sums are: no scale and no zero was an infinity or a nan, and no sum of these overflowed."""
+        em = self.em
+
+        def add(at: Ssa, totals: list[Ssa]) -> list[Ssa]:
+            return [self.multiply(self.load(self.sums, at), self.zero(), totals[0])]
+
+        count = imm(self.count * self.strip)
+        (total,) = em.loop(imm(0), count, self.across, carried([self.zero()]), add, "finite")
+        none = self.ops.any(self.ops.compare("fcmp uno", total, self.zero()))
+        return em.here("i1", f"xor {none.typed}, true")
 
     def _sum_groups(self, *, factored: bool) -> None:
         groups, group = self.before_first(), Symbol(self.site.inner[0].symbol)
