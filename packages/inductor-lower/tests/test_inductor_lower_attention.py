@@ -412,6 +412,16 @@ def test_what_has_no_form_is_atens() -> None:
     assert calls(*both(Case((1, 2, 64, 64, 32), scale=-1.0), torch.float32)[1]) == [BACKWARD]
 
 
+@needs_blocks
+def test_a_scale_that_is_zero_in_float32_makes_no_nan() -> None:
+    """The largest score before there is one, minus infinity, was multiplied by it."""
+    case = Case((1, 2, 9, 10, 8), scale=1e-50)
+    args = case.operands(torch.float32)
+    graph = make_fx(forward(case), tracing_mode="fake")(*args)
+    made = compile_graph(graph, options=LowerOptions(contractions="generated"))
+    torch.testing.assert_close(made(list(args))[0], forward(case)(*args)[0])
+
+
 @tile_kernels.needs_tiles
 def test_the_choice_is_in_the_report_and_the_code_asks_for_tiles() -> None:
     (program, args), _ = both(Case((1, 2, 64, 64, 32)), torch.float32)

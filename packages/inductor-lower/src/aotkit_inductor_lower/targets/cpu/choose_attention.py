@@ -46,6 +46,7 @@ _FILLED = 0.58
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 _FEW = 8  # queries and keys: of less, vectors are
 _NARROW = 4  # numbers of a head, at least
+_LEAST_SCALE = 2.0**-126  # of scores: less is 0 in float32, or what a processor may take for 0, and times infinity nan
 
 
 def multiplies_attention(machine: Machine) -> bool:
@@ -61,7 +62,9 @@ def attends_in_vectors(machine: Machine) -> bool:
 def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written in blocks."""
     site = attention_site(kernel) if machine.has("fma") else None
-    if site is None or site.window or site.cap or site.head > _HEAD or site.scale <= 0 or DType.F16 in _types(site):
+    if site is None or site.window or site.cap or site.head > _HEAD or DType.F16 in _types(site):
+        return None
+    if site.scale < _LEAST_SCALE:  # negative: the largest product is not the largest score
         return None
     if site.mask is not None and (isinstance(site.mask.added, Places) or isinstance(site.mask.seen, Places)):
         return None
