@@ -166,6 +166,22 @@ def test_masks_that_replace_scores_go_along_under_fast_numerics_only(f):
     agree(f, *args, options=FAST)
 
 
+def test_masks_that_replace_scores_of_float64_are_of_float64():
+    """ATen's call reads those of float32 as if they had its operands' type."""
+    args = (*heads(6, dtype=torch.float64), torch.ones(S, S, dtype=torch.bool).triu(1))
+    assert is_fused(masked_fill, *args, options=FAST)
+    got = compile_graph(trace(masked_fill, *args), options=FAST)(list(args))[0]
+    torch.testing.assert_close(got, masked_fill(*args), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_masks_that_the_call_does_not_take_stay(dims):
+    hidden = torch.ones(1, S, S, dtype=torch.bool).triu(1)
+    args = (*heads(6, dtype=torch.float64), hidden if dims == 3 else hidden[0, 3])
+    got = compile_graph(trace(masked_fill, *args), options=FAST)(list(args))[0]
+    torch.testing.assert_close(got, masked_fill(*args), rtol=1e-12, atol=1e-12)
+
+
 DIFFERENT = {
     "scores returned": lambda q, k, v: ((s := q @ k.mT).softmax(-1) @ v, s),
     "weights returned": lambda q, k, v: ((w := (q @ k.mT).softmax(-1)) @ v, w),

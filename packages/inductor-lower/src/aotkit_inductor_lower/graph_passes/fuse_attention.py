@@ -94,6 +94,8 @@ def _rewrite(graph: Graph, node: Node, masked: bool) -> int:
     width = query.meta["val"].shape[-1]
     if value.meta["val"].shape[-1] != width or not _mask_fits(scores.added, weights):
         return 0
+    if scores.hidden is not None and scores.hidden[0].meta["val"].dim() not in (2, 4):
+        return 0  # the call takes no other masks
     call = _Attention(scores, tuple(node.meta["val"].shape), bool(transposed))
     given: dict[str, Any] = {"query": query, "key": key, "value": value}
     if scores.added is not None:
@@ -117,7 +119,9 @@ class _Attention:
     def __call__(self, query: Any, key: Any, value: Any, mask: Any = None, condition: Any = None) -> Any:
         if condition is not None and self.scores.hidden is not None:
             _, holds, filler = self.scores.hidden
-            mask = aten.where.Scalar(condition, filler if holds else 0.0, 0.0 if holds else filler)
+            values = (filler, 0.0) if holds else (0.0, filler)
+            # of the query's type: the call reads a mask of another one as if it had this
+            mask = aten.where.self(condition, *(aten.new_full.default(query, [], value) for value in values))
         elif mask is not None:
             mask = _with_unit_stride(mask, -1, mask)
         query, value = _with_unit_stride(query, -1, query), _with_unit_stride(value, -1, value)
