@@ -45,6 +45,13 @@ def sums(x: Tensor) -> tuple[Tensor, ...]:
     return (parts.sum((2, 4)), parts.amax((2, 4)))
 
 
+def different(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Windows of two columns, of four, and of two again."""
+    first, second, third = x.unflatten(-1, (-1, 2)).sum(-1), y.unflatten(-1, (-1, 4)), z.unflatten(-1, (-1, 2))
+    scale = second.amax(-1) + first
+    return ((third * scale[..., None]).sum(-1),)
+
+
 SIDE_BY_SIDE = {
     "two by two": (pool(2, 2), (2, 1, 4, 8), torch.bfloat16),
     "columns past the tile": (pool(2, 2), (1, 2, 4, 10), torch.bfloat16),
@@ -63,6 +70,11 @@ def test_rows_are_loaded_whole(case: str) -> None:
     f, sizes, dtype = SIDE_BY_SIDE[case]
     sources = ran(f, drawn(*sizes, dtype=dtype))
     assert any("columns_" in source.text for source in sources)
+
+
+def test_windows_of_different_widths_in_one_kernel() -> None:
+    (source,) = ran(different, *(drawn(4, 16 * width, dtype=torch.float16) for width in (2, 4, 2)))
+    assert source.text.count("columns_i1_by_2 = ") == source.text.count("columns_i1_by_4 = ") == 1
 
 
 OTHERS = {

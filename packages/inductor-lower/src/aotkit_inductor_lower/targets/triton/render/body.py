@@ -16,16 +16,20 @@ Note [Loads past the end]
     row is padded with. What is loaded there goes nowhere: reductions and stores have the mask of the axis.
 
 Note [What one program instance reads back]
-    A load of what was stored at the same place becomes the stored value. Any other load of memory that this instance
-    wrote before comes after a barrier, and so does a store to memory that was read.
+    A load of what was stored at the same place, with the same mask, becomes the stored value. Any other load of memory
+    that this instance wrote before comes after a barrier, and so does a store to memory that was read, but for that of
+    a large tile at the place of the load: each thread has elements of its own there. What does not vary along the whole
+    tile, or has fewer elements than there are threads, is loaded by several threads and stored by one of them, which
+    may be ahead of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Store
 from ....ir.walk import instructions, value_types
@@ -46,6 +50,7 @@ from .ops import TYPE_NAMES, constant_text, op_text, store_text
 __all__ = ["BodyEmitter", "End"]
 
 _NOTHING_KNOWN = KnownMemory()
+_MOST_THREADS = 512  # of a program instance, whatever is chosen for it in the end
 _JOINT = sym("the position along several loops")
 
 
@@ -282,7 +287,8 @@ class BodyEmitter:
         index = i.indices[0]
         given = self.value(i.mask) if i.mask else None
         place = self.expr(index)
-        known = self.scope.stored(i.buffer, place, i.dtype) if given is None else None
+        within = self.mask(self.dims_of(index))
+        known = self.scope.stored(i.buffer, f"{place} {within}", i.dtype) if given is None else None
         if known is not None:
             self.scope.values[i.result] = known
             return
@@ -305,7 +311,7 @@ class BodyEmitter:
 
     def _loose_mask(self, i: Load, dims: frozenset[int]) -> str:
         """The mask of a load, see Note [Loads past the end]."""
-        index, parts = i.indices[0], []
+        index, parts, wider = i.indices[0], list[str](), dict[str, int]()
         unit = max(1, WIDEST // (max(8, bits(i.dtype)) // 8))
         for axis in sorted(dims & self.masks.keys()):
             parts.append(self.masks[axis])
@@ -314,16 +320,17 @@ class BodyEmitter:
             if end is None or size is None or size % unit == 0 or index.coefficient(Symbol(end.loop.symbol)) != 1:
                 continue
             whole = -(-size // unit) * unit
-            reach = self._reach(index, end.loop, whole)
+            longer = {**wider, end.loop.symbol: whole}
+            reach = self._reach(index, longer)
             if reach is not None and (reach + 1) * bits(i.dtype) // 8 <= self.memory.bytes.get(i.buffer, 0):
-                near = self.scope.define(f"near_{end.name}", f"{end.name} < {whole}", frozenset({axis}), index=True)
-                parts[-1] = near.text
+                name, text = f"near_{end.name}_{whole}", f"{end.name} < {whole}"
+                parts[-1], wider = self.scope.define(name, text, frozenset({axis}), index=True).text, longer
         return " & ".join(dict.fromkeys(parts))
 
-    def _reach(self, index: Expr, loop: Loop, size: int) -> int | None:
-        """The largest value of an index if ``loop`` had ``size`` iterations."""
+    def _reach(self, index: Expr, longer: Mapping[str, int]) -> int | None:
+        """The largest value of an index if some loops were ``longer``."""
         total = 0
-        extents = {each.symbol: each.extent.constant for each in all_loops(self.kernel)} | {loop.symbol: size}
+        extents = {each.symbol: each.extent.constant for each in all_loops(self.kernel)} | dict(longer)
         for monomial, factor in index.terms:
             if not monomial:
                 total += factor
@@ -353,17 +360,25 @@ class BodyEmitter:
         text = value.text
         if i.accumulates and value.dims != dims:
             text = f"tl.broadcast_to({text}, {self.shape(dims)})"
-        self.scope.before_store(i.buffer, self.expr(i.indices[0]))
+        self.scope.before_store(i.buffer, self.expr(i.indices[0]), self._is_spread(dims))
         if not i.accumulates:
             tag = f"scratch {i.buffer}" if i.buffer in self.scratch else ""
             self.scope.line(f"tl.store({address}, {text}{extra})", tag)
-            self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, not masks)
+            place = f"{self.expr(i.indices[0])} {self.mask(self.dims_of(i.indices[0]))}"
+            self.scope.remember(i.buffer, place, value, dtype, not masks)
         elif self.serial:
             self._combine(i, address, text, extra, dtype)
         else:
             always = mask or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
             self.scope.line(f"atomic_{i.mode}({address}, {text}, {always})")
             self.scope.remember(i.buffer, "", value, dtype, False)
+
+    def _is_spread(self, dims: frozenset[int]) -> bool:
+        """Whether each element of what varies along ``dims`` is one thread's, and not held by several."""
+        known = dict(self.config.blocks)
+        blocks = [*self.axes, self.scope.row_block] if self.row_axis is not None else self.axes
+        whole = dims >= {k for k in range(self.rank) if blocks[k] != "1" or k == self.row_axis}
+        return whole and prod(known.get(blocks[k]) or int(blocks[k]) for k in dims) >= _MOST_THREADS
 
     def _add_to_line(self, line: str, value: Value, dtype: DType) -> None:
         mask, text = self.mask(frozenset(range(self.rank))), value.text

@@ -72,7 +72,7 @@ def load_of_columns(kernel: Writer, load: Load, loops: Sequence[Loop], extra: st
         rest = load.indices[0] - sym(tiled.symbol) * columns - sym(loops[-1].symbol)
         dims = kernel.dims_of(rest) | {axis}
         lanes = f"tl.arange(0, {tiled.map.block} * {columns}){kernel.along(axis)}"
-        name = f"columns_{identifier(tiled.symbol)}"
+        name = f"columns_{identifier(tiled.symbol)}_by_{columns}"
         along = kernel.scope.define(name, f"({start}) * {columns} + {lanes}", frozenset({axis}), index=True)
         pointer, rest = kernel.address(load.buffer, rest, load.dtype)
         address = f"{pointer} + ({kernel.index_value(rest)} + {along.text})"

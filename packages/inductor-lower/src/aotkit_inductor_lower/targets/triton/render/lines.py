@@ -108,9 +108,11 @@ class Scope:
             self.barrier()
         self._read.setdefault(buffer, set()).add(place)
 
-    def before_store(self, buffer: str, place: str) -> None:
-        """A barrier if other places of the buffer were read: other threads may be about to read this one."""
-        if self._read.get(buffer, {place}) != {place}:
+    def before_store(self, buffer: str, place: str, alone: bool) -> None:
+        """A barrier if other threads may be about to read this place: where others of the buffer were read, or where a
+        thread is not ``alone`` with what it stores."""
+        read = self._read.get(buffer, set())
+        if read and (read != {place} or not alone):
             self.barrier()
 
     def enter_loop_of(self, reads: set[str], writes: set[str]) -> None:
