@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import (
@@ -19,6 +20,7 @@ from aotkit_inductor_lower import (
     LowerOptions,
     bind_program,
     compile_graph,
+    compile_to_program,
     decompositions,
     parse_program,
 )
@@ -266,3 +268,53 @@ def test_more_program_instances_than_a_launch_has_are_refused() -> None:
     many = torch.empty(1, dtype=torch.float32).expand(2**33, 20000)
     with pytest.raises(TritonError, match="program instances, more than 2\\^31"):
         compiled([many])
+
+
+STEP = 60_000_000  # the 36th line begins beyond 2**31
+LINES = 40
+
+
+@pytest.fixture(scope="module")
+def halves() -> torch.Tensor:
+    """9.6 GB of addresses."""
+    return torch.empty(2 * LINES * STEP + 64, dtype=torch.float16)
+
+
+def lines(number: int, memory: torch.Tensor | None) -> torch.Tensor:
+    """Lines of an attention, far apart if there is ``memory`` for that."""
+    x = torch.randn(1, 1, LINES, 16, generator=torch.Generator().manual_seed(number)).half()
+    if memory is None:
+        return x
+    return memory.as_strided(x.shape, (1, 1, STEP, 1), LINES * STEP + 16 * number).copy_(x)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("far", ["queries", "keys"])
+def test_lines_of_an_attention_beyond_two_to_the_31_are_read(halves: torch.Tensor, far: str, causal: bool) -> None:
+    """Of one block, which begins at line 0: that times a step has as many bits as the line's number."""
+
+    def f(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *given, gradient = args
+        given = [t.detach().requires_grad_() for t in given]
+        out = F.scaled_dot_product_attention(*given, is_causal=causal)
+        return out.detach(), *torch.autograd.grad(out, given, gradient)
+
+    of_queries, of_keys = (halves if far == which else None for which in ("queries", "keys"))
+    args = [lines(k, of_keys if k in (1, 2) else of_queries) for k in range(4)]
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    program = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter")).program
+    assert len(kernels_of(program)) == 3
+    for ours, reference in zip(bind_program(program)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-2, atol=1e-2)
+
+
+def test_parts_of_keys_have_memory_beyond_two_to_the_31() -> None:
+    """The keys of all heads are the same, so they reach nowhere as far."""
+    query = torch.empty(128, 1, 32, 256, dtype=torch.float16)
+    keys = torch.empty(1, 1, 1 << 18, 256, dtype=torch.float16).expand(128, 1, -1, -1)
+    seen = torch.empty(128, 1, 1, 1 << 18, dtype=torch.bool)
+    f = lambda q, k, seen: F.scaled_dot_product_attention(q, k, k, seen)  # noqa: E731
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(query, keys, seen)
+    program = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter")).program
+    texts = [kernel.source.text for kernel in kernels_of(program) if "scratch_sums" in kernel.source.text]
+    assert len(texts) == 2 and all("tl.program_id(0).to(tl.int64)" in text for text in texts)

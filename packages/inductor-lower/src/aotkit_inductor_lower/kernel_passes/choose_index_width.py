@@ -11,9 +11,9 @@ from ..kernel_ir.nodes import Kernel
 from ..kernel_ir.walk import all_loops, expressions, perfect_nests
 from ..symbolic import Expr, Symbol, SymbolKind, product, to_expr
 
-__all__ = ["choose_index_width"]
+__all__ = ["FIRST_WIDE", "choose_index_width"]
 
-_LIMIT = 2**31 - 2**20  # room for the last block
+FIRST_WIDE = 2**31 - 2**20  # elements: there is room for the last block below 2^31
 _UNKNOWN = 4096  # what an unknown size counts as
 
 
@@ -33,11 +33,11 @@ def _is_large(kernel: Kernel) -> bool:
     if any(size.constant is None for size in sizes.values()):
         return True
     total = hint(product(loop.extent for loop in kernel.grid))
-    if any(total * hint(row.extent, _UNKNOWN) >= _LIMIT for row in kernel.scratch):
+    if any(total * hint(row.extent, _UNKNOWN) >= FIRST_WIDE for row in kernel.scratch):
         return True
-    if any(hint(size) >= _LIMIT for size in (*sizes.values(), *(nest.extent for nest in perfect_nests(kernel)))):
+    if any(hint(size) >= FIRST_WIDE for size in (*sizes.values(), *(nest.extent for nest in perfect_nests(kernel)))):
         return True
-    return any(_magnitude(expr, sizes) >= _LIMIT for expr in expressions(kernel))
+    return any(_magnitude(expr, sizes) >= FIRST_WIDE for expr in expressions(kernel))
 
 
 def _magnitude(expr: Expr, sizes: Mapping[Symbol, Expr]) -> float:

@@ -29,7 +29,7 @@ from ....kernel_ir.attention_places import HEAD, KEY, QUERY
 from ....kernel_ir.attention_site import AttentionSite, Lines, Places
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import memories
-from ....kernel_passes.choose_index_width import choose_index_width
+from ....kernel_passes.choose_index_width import FIRST_WIDE, choose_index_width
 from ....ops.dtypes import is_half
 from ....symbolic import Expr, Ranges, Symbol, SymbolKind, to_expr
 from ..records import Config, KernelArgument, KernelSource
@@ -42,11 +42,14 @@ from .prelude import prelude_for
 __all__ = ["AttentionText", "needs_wide_offsets"]
 
 LOG2E = math.log2(math.e)
+_NOTHING = to_expr(0)
 _EXACT = 1 << 24  # whole numbers below it are float32
 
 
-def needs_wide_offsets(kernel: Kernel) -> bool:
-    """Whether offsets into memory need 64 bits."""
+def needs_wide_offsets(kernel: Kernel, room: Expr = _NOTHING) -> bool:
+    """Whether offsets into memory need 64 bits; ``room``: the largest number of elements beside the kernel's own."""
+    if room.constant is not None and room.constant >= FIRST_WIDE:
+        return True
     return choose_index_width(replace(kernel, scratch=())).index_type is DType.I64
 
 
@@ -139,6 +142,16 @@ class AttentionText:
     def program(self) -> None:
         """The number of this program instance."""
         self.line(f"program = tl.program_id(0){'.to(tl.int64)' if self.wide else ''}")
+
+    def lanes(self, block: str) -> str:
+        """The numbers of a block's lines, as wide as what they are multiplied with: a product is no wider than its
+        factors, and a step may be large."""
+        return f"tl.arange(0, {block}){'.to(tl.int64)' if self.wide else ''}"
+
+    @property
+    def zero(self) -> str:
+        """Where a loop over heads begins, whose numbers are as wide."""
+        return "tl.full([], 0, tl.int64)" if self.wide else "0"
 
     def unroll(self, loops: Sequence[tuple[Loop, Expr]], rest: str) -> str:
         """Name iterations of loops, the last of which is the fastest; the name of all of them together."""

@@ -84,13 +84,13 @@ class _Gradients(AttentionText):
 
     def name_queries(self, first: str) -> None:
         """The queries of a block."""
-        self.line(f"query = {first} + tl.arange(0, YBLOCK)")
+        self.line(f"query = {first} + {self.lanes('YBLOCK')}")
         if self.in_query:
             self.line(f"in_query = query < {self.queries}")
 
     def name_keys(self, first: str) -> None:
         """The keys of a block."""
-        self.line(f"key = {first} + tl.arange(0, XBLOCK)")
+        self.line(f"key = {first} + {self.lanes('XBLOCK')}")
         if self.in_key:
             self.line(f"in_key = key < {self.keys}")
 
@@ -248,7 +248,7 @@ class _OfKeys(_Gradients):
             self.name_queries("start")
             return
         self.line(f"steps = tl.maximum({last} - least + (YBLOCK - 1), 0) // YBLOCK")
-        self.open(f"for step in range(0, steps * {self.site.shared}):")
+        self.open(f"for step in range({self.zero}, steps * {self.site.shared}):")
         self.line("shared_head = step // steps")
         self.name_queries("least + step % steps * YBLOCK")
 
@@ -265,7 +265,7 @@ class _OfKeys(_Gradients):
         """The same, from the first on that is seen to the last, head by head."""
         at = "program"
         if self.head:
-            self.open(f"for shared_head in range(0, {self.site.shared}):")
+            self.open(f"for shared_head in range({self.zero}, {self.site.shared}):")
             at = f"program * {self.site.shared} + shared_head"
         self.load_ends(_OF_KEYS, at, self._programs())
         self.open("for start in range(near, end, YBLOCK):")
@@ -309,7 +309,7 @@ class _SeenOfKeys(_OfKeys):
         last = self._name_ends()
         at = "program"
         if self.head:
-            self.open(f"for shared_head in range(0, {site.shared}):")
+            self.open(f"for shared_head in range({self.zero}, {site.shared}):")
             at = f"program * {site.shared} + shared_head"
         self.line("near = program * 0 + least")
         self.line(f"end = program * 0 + {last}")

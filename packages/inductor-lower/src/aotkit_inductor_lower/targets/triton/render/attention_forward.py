@@ -26,9 +26,11 @@ def attention_sources(
 ) -> tuple[KernelSource, ...]:
     """The kernels of a forward, one after the other."""
     tile = attention_tile(site) if tile is None else tile
-    wide = needs_wide_offsets(kernel)
     config = tile.config(site.head)
-    first = _Forward(kernel, site, config, tile, kernel.name, wide=wide, tf32=tf32, fast=fast)
+    first = _Forward(kernel, site, config, tile, kernel.name, wide=False, tf32=tf32, fast=fast)
+    wide = needs_wide_offsets(kernel, first.numbers_of_parts)
+    if wide:
+        first = _Forward(kernel, site, config, tile, kernel.name, wide=wide, tf32=tf32, fast=fast)
     if not tile.part and first.scans():
         return _Seen(kernel, site, config, tile, f"{kernel.name}_seen", wide=wide, fast=fast).emit(), first.emit()
     if not tile.part:
@@ -70,10 +72,15 @@ class _Rows(AttentionText):
             return loop.extent
         return floordiv(loop.extent, to_expr(self.many))
 
+    @property
+    def numbers_of_parts(self) -> Expr:
+        """How many numbers the sums of values have, of all parts of all rows."""
+        return product(extent for _, extent in self.loops) * self.count * self.parts * self.site.head
+
     def rooms(self) -> tuple[str, str, str]:
         """Memory for the largest score, the sum of weights and that of values of each part of each row."""
         count = product(extent for _, extent in self.loops) * self.count * self.parts
-        return self.room("tops", count), self.room("totals", count), self.room("sums", count * self.site.head)
+        return self.room("tops", count), self.room("totals", count), self.room("sums", self.numbers_of_parts)
 
     def place_rows(self) -> None:
         """Which query of which head each row is."""
@@ -134,13 +141,13 @@ class _Forward(_Rows):
             rest = "block"
         if not self.several:
             self.unroll(self.loops, rest)
-            self.line("row = tl.arange(0, YBLOCK)")
+            self.line(f"row = {self.lanes('YBLOCK')}")
         else:
             size = self.expr(blocks)
             last = f"{size} - 1 - " if self.site.causal else ""  # those with the most keys first
             self.line(f"first = ({last}{rest} % {size}) * YBLOCK")
             self.unroll(self.loops, f"{rest} // {size}")
-            self.line("row = first + tl.arange(0, YBLOCK)")
+            self.line(f"row = first + {self.lanes('YBLOCK')}")
         self.inside = ""
         if self.count.constant is None or self.count.constant % self.tile.queries:
             self.inside = "in_row"
@@ -209,7 +216,7 @@ class _Forward(_Rows):
 
     def _loop(self, start: str, end: str, *, edge: bool) -> None:
         self.open(f"for start in range({start}, {end}, XBLOCK):")
-        self.line("key = start + tl.arange(0, XBLOCK)")
+        self.line(f"key = start + {self.lanes('XBLOCK')}")
         columns = ""
         if edge and (self.keys_end(known="XBLOCK") or (self.tile.part and self.keys_end(known="PART"))):
             columns = "in_key"
@@ -295,7 +302,7 @@ class _Seen(_Forward):
         columns = "in_key" if self.keys_end(known="XBLOCK") else ""
 
         def name(first: str) -> None:
-            self.line(f"key = {first} + tl.arange(0, XBLOCK)")
+            self.line(f"key = {first} + {self.lanes('XBLOCK')}")
             if columns:
                 self.line(f"in_key = key < {self.keys}")
 
