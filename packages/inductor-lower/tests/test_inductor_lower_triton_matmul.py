@@ -59,6 +59,16 @@ def inputs(dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
 
 
+@pytest.mark.parametrize("sizes", [(0, 5, 7), (5, 0, 7), (5, 7, 0)], ids=str)
+def test_a_generated_product_of_nothing(sizes: tuple[int, int, int]) -> None:
+    """Without rows its tiles could not be chosen."""
+    rows, inner, columns = sizes
+    x, w = torch.randn(rows, inner), torch.randn(inner, columns)
+    lowered = lower(lambda x, w: (x @ w, (x @ w).sum(0)), [x, w], contractions="generated")
+    for ours, reference in zip(bind_program(lowered.program)([x, w]), (x @ w, (x @ w).sum(0)), strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.covers("F5g.16", "F5e.4")
 def test_generated_products_take_what_is_around_them_along(dtype: torch.dtype) -> None:

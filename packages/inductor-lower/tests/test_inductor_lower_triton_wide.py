@@ -313,7 +313,7 @@ def test_parts_of_keys_have_memory_beyond_two_to_the_31() -> None:
     query = torch.empty(128, 1, 32, 256, dtype=torch.float16)
     keys = torch.empty(1, 1, 1 << 18, 256, dtype=torch.float16).expand(128, 1, -1, -1)
     seen = torch.empty(128, 1, 1, 1 << 18, dtype=torch.bool)
-    f = lambda q, k, seen: F.scaled_dot_product_attention(q, k, k, seen)  # noqa: E731
+    f = lambda q, k, seen: F.scaled_dot_product_attention(q, k, k, seen)
     graph = make_fx(f, decompositions(), tracing_mode="fake")(query, keys, seen)
     program = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter")).program
     texts = [kernel.source.text for kernel in kernels_of(program) if "scratch_sums" in kernel.source.text]

@@ -148,7 +148,7 @@ def expected_clocks(tile: ProductTile, sizes: Sizes, gpu: Gpu) -> float:
     """What the product takes, see Note [Tiles of a product]."""
     rows, columns = min(tile.rows, max(16, sizes.rows)), min(tile.columns, max(16, sizes.columns))
     down, across = -(-sizes.rows // rows), -(-sizes.columns // columns)
-    tiles = sizes.count * down * across
+    tiles = max(1, sizes.count * down * across)  # there are none of a product without rows
     together = min(tile.at_once(gpu, sizes), -(-tiles // gpu.processors))
     steps = -(-sizes.inner // tile.inner) * tile.inner
     few = max(1.0, 64 / rows) * max(1.0, 64 / columns)

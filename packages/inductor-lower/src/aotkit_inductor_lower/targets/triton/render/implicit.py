@@ -178,7 +178,7 @@ class _ImplicitEmitter(KernelEmitter):
         self.ends_in_step = False
         rows, columns, _ = site.sizes
         self.counts = _tiles(rows, tile.rows), _tiles(columns, tile.columns)
-        group = min(tile.group, size_hint(self.counts[0]))
+        group = max(1, min(tile.group, size_hint(self.counts[0])))
         self.config = replace(tile.config, blocks=(*tile.config.blocks, ("GROUP", group)))
 
     def emit(self) -> KernelSource:

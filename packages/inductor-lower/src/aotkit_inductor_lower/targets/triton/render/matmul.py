@@ -125,7 +125,7 @@ class _MatmulEmitter(KernelEmitter):
         self.counts = tuple(_tiles(loop.extent, loop.map.width) for loop in (site_loops(kernel)))
         self.walks = tile.walks and self._may_walk()
         self.programs = gpu.processors * tile.at_once(gpu, _sizes(kernel, site, self.factors))
-        extra = [("GROUP", min(tile.group, size_hint(self.counts[0])))]
+        extra = [("GROUP", max(1, min(tile.group, size_hint(self.counts[0]))))]
         extra += [("PROGRAMS", self.programs)] if self.walks else []
         self.config = replace(self.config, blocks=(*self.config.blocks, *extra))
 
