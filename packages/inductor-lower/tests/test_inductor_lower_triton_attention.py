@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
 from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.kernel_ir.attention_site import attention_site
+from aotkit_inductor_lower.kernel_passes.linearize import linearize
+from aotkit_inductor_lower.kernel_passes.normal_form import normalize
+from aotkit_inductor_lower.symbolic import Symbol, floordiv, sym, to_expr
 from aotkit_inductor_lower.targets.triton import (
     KernelSource,
     compile_kernel,
+    interpret_kernel,
     kernels_of,
     resource_facts,
     vector_bytes,
 )
+from aotkit_inductor_lower.targets.triton.attention import AttentionTile
 from aotkit_inductor_lower.targets.triton.records import Gpu
+from aotkit_inductor_lower.targets.triton.render.attention_forward import attention_sources
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -357,3 +365,24 @@ def test_parts_fit_a_hopper() -> None:
         facts = resource_facts(cubin)
         assert facts.spills == facts.stack == 0 and facts.registers <= 64
         assert max(vector_bytes(cubin.ptx)) == 16
+
+
+def test_keys_of_several_heads_are_found_by_a_quotient_of_the_head() -> None:
+    """Rows of a block are of four heads, and its keys those of the first of them."""
+    q, k, v = (torch.randn(2, 8, n, 16, generator=torch.Generator().manual_seed(n)) for n in (3, 40, 41))
+    v = v[:, :, :40].contiguous()
+    program = lowered(lambda *args: (F.scaled_dot_product_attention(*args),), [q, k, v]).scheduled
+    (kernel,) = normalize(linearize(program)).kernels
+    site = attention_site(kernel)
+    assert site is not None
+    heads = next(loop for loop in site.batch if loop.extent == 8)
+    quotient = {Symbol(heads.symbol): floordiv(sym(heads.symbol), to_expr(4))}
+    query, *read = site.inputs
+    read = [replace(lines, start=lines.start.substitute(quotient)) for lines in read]
+    shared = replace(site, inputs=(query, *read))
+    (source,) = attention_sources(kernel, shared, AttentionTile(16, 16, 4, 2))
+    out = torch.empty(2, 8, 3, 16)
+    saved = {lines.buffer: torch.empty(2 * 8 * 3) for lines in site.saved}
+    interpret_kernel(source, dict(zip(program.inputs, (q, k, v))) | {site.outputs[0].buffer: out} | saved)
+    want = F.scaled_dot_product_attention(q, k[:, :2].repeat_interleave(4, 1), v[:, :2].repeat_interleave(4, 1))
+    torch.testing.assert_close(out, want)

@@ -170,8 +170,9 @@ class AttentionText:
         return "batch"
 
     def offsets(self, lines: Lines, row: str, head: str = "") -> str:
-        """Where lines begin, one for each ``row``; ``head``: which of the heads that share keys."""
-        text = f"{self.expr(lines.start, rows=True)} + {row} * {self._step(lines.step)}"
+        """Where lines begin, one for each ``row``, which is a ``"query"`` or a ``"key"``; ``head``: which of the heads
+        that share keys. Keys are those of the first head of a block, whatever it is told by."""
+        text = f"{self.expr(lines.start, rows=row == 'query')} + {row} * {self._step(lines.step)}"
         return f"{text} + {head} * {self._step(lines.head)}" if head and lines.head != 0 else text
 
     def _step(self, step: Expr) -> str:
