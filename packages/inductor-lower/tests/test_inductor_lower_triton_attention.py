@@ -20,7 +20,7 @@ from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.kernel_ir.attention_site import attention_site
 from aotkit_inductor_lower.kernel_passes.linearize import linearize
 from aotkit_inductor_lower.kernel_passes.normal_form import normalize
-from aotkit_inductor_lower.symbolic import Symbol, floordiv, sym, to_expr
+from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, floordiv, sym, to_expr
 from aotkit_inductor_lower.targets.triton import (
     KernelSource,
     compile_kernel,
@@ -29,7 +29,7 @@ from aotkit_inductor_lower.targets.triton import (
     resource_facts,
     vector_bytes,
 )
-from aotkit_inductor_lower.targets.triton.attention import AttentionTile
+from aotkit_inductor_lower.targets.triton.attention import AttentionTile, shared_loop
 from aotkit_inductor_lower.targets.triton.records import Gpu
 from aotkit_inductor_lower.targets.triton.render.attention_forward import attention_sources
 
@@ -367,22 +367,36 @@ def test_parts_fit_a_hopper() -> None:
         assert max(vector_bytes(cubin.ptx)) == 16
 
 
-def test_keys_of_several_heads_are_found_by_a_quotient_of_the_head() -> None:
-    """Rows of a block are of four heads, and its keys those of the first of them."""
-    q, k, v = (torch.randn(2, 8, n, 16, generator=torch.Generator().manual_seed(n)) for n in (3, 40, 41))
-    v = v[:, :, :40].contiguous()
-    program = lowered(lambda *args: (F.scaled_dot_product_attention(*args),), [q, k, v]).scheduled
+def sharing(count: int) -> tuple[Any, Tensors, Any, Any, Any]:
+    """The program of an attention of eight heads, its operands, its kernel, and that as one of which ``count`` heads
+    have the same keys and values, with their loop."""
+    sizes = (2, 8, 3, 16), (2, 8, 40, 16), (2, 8, 40, 16)
+    args = [torch.randn(*each, generator=torch.Generator().manual_seed(k)) for k, each in enumerate(sizes)]
+    program = lowered(lambda *given: (F.scaled_dot_product_attention(*given),), args).scheduled
     (kernel,) = normalize(linearize(program)).kernels
     site = attention_site(kernel)
     assert site is not None
     heads = next(loop for loop in site.batch if loop.extent == 8)
-    quotient = {Symbol(heads.symbol): floordiv(sym(heads.symbol), to_expr(4))}
+    quotient = {Symbol(heads.symbol): floordiv(sym(heads.symbol), to_expr(count))}
     query, *read = site.inputs
     read = [replace(lines, start=lines.start.substitute(quotient)) for lines in read]
-    shared = replace(site, inputs=(query, *read))
-    (source,) = attention_sources(kernel, shared, AttentionTile(16, 16, 4, 2))
-    out = torch.empty(2, 8, 3, 16)
-    saved = {lines.buffer: torch.empty(2 * 8 * 3) for lines in site.saved}
-    interpret_kernel(source, dict(zip(program.inputs, (q, k, v))) | {site.outputs[0].buffer: out} | saved)
+    return program, args, kernel, replace(site, inputs=(query, *read)), heads
+
+
+def test_keys_of_several_heads_are_found_by_a_quotient_of_the_head() -> None:
+    """Rows of a block are of four heads, and its keys those of the first of them."""
+    program, (q, k, v), kernel, site, _ = sharing(4)
+    (source,) = attention_sources(kernel, site, AttentionTile(16, 16, 4, 2))
+    written = {site.outputs[0].buffer: torch.empty_like(q)}
+    written |= {lines.buffer: torch.empty(2 * 8 * 3) for lines in site.saved}
+    interpret_kernel(source, dict(zip(program.inputs, (q, k, v), strict=True)) | written)
     want = F.scaled_dot_product_attention(q, k[:, :2].repeat_interleave(4, 1), v[:, :2].repeat_interleave(4, 1))
-    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(written[site.outputs[0].buffer], want)
+
+
+def test_heads_that_may_leave_a_rest_are_computed_one_by_one() -> None:
+    *_, site, heads = sharing(4)
+    unknown = sym("n", SymbolKind.SIZE)
+    for extent, shared in ((unknown * 4, True), (unknown, False), (to_expr(6), False)):
+        batch = tuple(replace(loop, extent=extent) if loop is heads else loop for loop in site.batch)
+        assert (shared_loop(replace(site, batch=batch)) is not None) is shared

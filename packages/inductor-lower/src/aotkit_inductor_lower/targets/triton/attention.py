@@ -34,7 +34,7 @@ from ...kernel_ir.nodes import Kernel, Loop
 from ...kernel_passes.normal_form import kernel_of
 from ...ops.dtypes import is_half
 from ...options import LowerOptions
-from ...symbolic import Call, Expr, Symbol, product
+from ...symbolic import Call, Expr, Symbol, mod, product, to_expr
 from ...target import Choice
 from .map_loops import next_power_of_two, size_hint
 from .records import Config
@@ -113,7 +113,7 @@ def shared_loop(site: AttentionSite) -> tuple[Loop, int] | None:
     for loop in site.batch:
         symbol = Symbol(loop.symbol)
         counts = {_divisor(lines.start, symbol, loop.extent.constant) for lines in site.inputs[1:3]}
-        if len(counts) == 1 and (count := counts.pop()) > 1 and (loop.extent.constant or 0) % count == 0:
+        if len(counts) == 1 and (count := counts.pop()) > 1 and mod(loop.extent, to_expr(count)) == 0:
             return loop, count
     return None
 
