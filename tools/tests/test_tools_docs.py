@@ -15,6 +15,7 @@ from tools.build_docs import stage, with_pictures, without_relative_links
 from tools.site_blocks import Block, blocks_of, pages, quotation_problem
 from tools.site_pictures import main as make_pictures
 from tools.site_pictures import pictures, read_table
+from tools.statements import statements
 from tools.workspace import PACKAGES, ROOT, load_packages
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -221,7 +222,8 @@ def test_a_line_of_a_docstring_that_explains_names_explains_one() -> None:
     section, several = re.compile(r"(?:Args|Attributes|Raises):$"), re.compile(r"    \*{0,2}\w+(?:, \*{0,2}\w+)+:")
     found = []
     for path in sorted((ROOT / "packages").glob("*/src/**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in (tree, *statements(tree)):
             documented = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
             inside = False
             for line in ((ast.get_docstring(node) if documented else None) or "").splitlines():
