@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.statements import statements
 from tools.workspace import PACKAGES, PUBLIC_MODULES, ROOT, import_name, source_files
 
 #: Dotted name -> what to do instead. A name stands for itself and everything below it.
@@ -119,7 +120,7 @@ class _Uses(ast.NodeVisitor):
 def imported_aliases(tree: ast.AST) -> dict[str, str]:
     """Local name -> dotted name it was imported as; only names whose meaning an import changes."""
     aliases = {}
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             aliases.update({alias.asname: alias.name for alias in node.names if alias.asname})
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -10,10 +10,12 @@ functions that only they have must not be used unless the same function asks wit
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.statements import statements
 from tools.workspace import PACKAGES, load_package
 
 _MODULES = "crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty"
@@ -30,14 +32,20 @@ POSIX_MODULES = frozenset(_MODULES.split())
 POSIX_NAMES = {"os": frozenset(_OS.split()), "signal": frozenset(_SIGNAL.split())}
 
 
+#: A file without one of these words has nothing that Windows lacks, and need not be parsed.
+_ANY = re.compile(rf"\b(?:{'|'.join(sorted(POSIX_MODULES.union(*POSIX_NAMES.values())))})\b")
+
+
 def problems_in(source: str) -> Iterator[tuple[int, str]]:
     """Line and words for each thing in a file that stands in the way."""
+    if not _ANY.search(source):
+        return
     tree = ast.parse(source)
     for node in _at_import(tree):
         for name in _imported(node):
             if name in POSIX_MODULES:
                 yield node.lineno, f"{name} is imported with the file, and Windows has no such module"
-    for function in [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))]:
+    for function in [tree, *(n for n in statements(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))]:
         asked = _asked_for(function)
         for used in _own_nodes(function):
             if isinstance(used, ast.Attribute) and isinstance(used.value, ast.Name):

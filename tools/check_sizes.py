@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.statements import statements_in
 from tools.workspace import PACKAGES, ROOT, source_files
 
 WARNED = ("file_lines", "function_lines")
@@ -74,7 +75,7 @@ def measure(text: str, where: str) -> Iterator[Size]:
     yield Size("file_lines", where, len(text.splitlines()))
 
     def walk(node: ast.AST, prefix: str) -> Iterator[Size]:
-        for child in ast.iter_child_nodes(node):
+        for child in statements_in(node):
             if isinstance(child, FunctionNode | ast.ClassDef):
                 name = f"{prefix}{child.name}"
                 if isinstance(child, FunctionNode):

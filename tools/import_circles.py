@@ -9,14 +9,17 @@ apart: it breaks nothing, but such a file cannot be read without the other one e
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+from tools.statements import statements_in
 from tools.workspace import load_packages
 
 __all__ = ["circles", "import_graph", "main"]
 
 Graph = Mapping[str, frozenset[str]]
+Import = ast.Import | ast.ImportFrom
 
 
 def import_graph(source: Path, typing: bool) -> Graph:
@@ -34,17 +37,17 @@ def _name(source: Path, path: Path) -> str:
 
 
 def _imports(name: str, path: Path, package: str, modules: Collection[str], typing: bool) -> Iterator[str]:
-    for node in _nodes(ast.parse(path.read_text(encoding="utf-8")), typing):
+    for node, only_typing in _read(path.read_text(encoding="utf-8")):
+        if only_typing and not typing:
+            continue
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             here = [package, *name.split(".")] if name else [package]
             here = here if path.name == "__init__.py" else here[:-1]
             base = ".".join([*(here[: len(here) - node.level + 1] if node.level else []), *filter(None, [node.module])])
             inner = [f"{base}.{alias.name}" for alias in node.names]
             named = [module if module.removeprefix(f"{package}.") in modules else base for module in inner]
-        else:
-            continue
         for module in named:
             if module.partition(".")[0] == package:
                 yield from _with_folders(module.partition(".")[2], name, modules)
@@ -59,13 +62,21 @@ def _with_folders(module: str, importer: str, modules: Collection[str]) -> Itera
             yield found
 
 
-def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not typing:
-            yield from (inner for other in node.orelse for inner in (other, *_nodes(other, typing)))
-            continue
-        yield node
-        yield from _nodes(node, typing)
+@cache
+def _read(text: str) -> Sequence[tuple[Import, bool]]:
+    """The import statements of a source, each with whether only type checkers read it."""
+    return tuple(_found(ast.parse(text), False))
+
+
+def _found(tree: ast.AST, typing: bool) -> Iterator[tuple[Import, bool]]:
+    for node in statements_in(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, typing
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for part, only in ((node.body, True), (node.orelse, typing)):
+                yield from _found(ast.Module(part, []), only)
+        else:
+            yield from _found(node, typing)
 
 
 def circles(graph: Graph) -> list[list[str]]:

@@ -163,8 +163,11 @@ def _serve(modules: Sequence[str]) -> dict[str, Any] | None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if "torch._dynamo" in sys.modules:
+        _measure_nothing()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # as in the tests themselves: see `pytest_collection_finish` in conftest.py
     for line in sys.stdin:
         pipes = [os.pipe(), os.pipe()]
         process = os.fork()
@@ -183,6 +186,16 @@ def _serve(modules: Sequence[str]) -> dict[str, Any] | None:
         texts = [text.decode(errors="replace").replace("\r\n", "\n") for text in written]
         print(json.dumps([os.waitstatus_to_exitcode(status), *texts]), flush=True)
     return None
+
+
+def _measure_nothing() -> None:
+    """What the fixture `guards_are_not_timed` does for tests, for processes: see there."""
+    dynamo: Any = sys.modules["torch._dynamo"]
+    dynamo.config.run_gc_after_compile = False
+    dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    for settings in ("_get_dynamo_config_for_logging", "_scrubbed_inductor_config_for_logging"):
+        if hasattr(dynamo.utils, settings):
+            setattr(dynamo.utils, settings, lambda: None)
 
 
 def _read(pipes: Sequence[tuple[int, int]]) -> list[bytes]:

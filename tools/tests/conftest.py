@@ -16,6 +16,11 @@ from tools.warm_python import WarmPython
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(autouse=True)
+def _guards_are_not_timed(guards_are_not_timed: None) -> None:
+    """Most tests of benchmarks and fuzzers compile something."""
+
+
 @pytest.fixture(scope="session")
 def forked() -> Iterator[Run]:
     """``forked([sys.executable, ..], cwd=.., env=..)``, for ``subprocess.run`` of a command that compiles something."""

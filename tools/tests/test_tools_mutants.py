@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import os
 import signal
@@ -133,9 +134,16 @@ def test_mutants_of_renamed_code_are_the_same_ones() -> None:
 
 #: Of a folder, where all of a real group would take seconds each time.
 SMALL = Group("memory", "inductor-lower", ("memory",))
+_found_once = functools.cache(sample.mutants_of)
 
 
-def test_known_mutants_are_drawn_first() -> None:
+@pytest.fixture
+def found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutants of a file, which take seconds, are looked for in the first draw only."""
+    monkeypatch.setattr(sample, "mutants_of", _found_once)
+
+
+def test_known_mutants_are_drawn_first(found_once: None) -> None:
     drawn = sample.draw(SMALL)
     last = [mutant.key for mutant in drawn[-3:]]
     assert {mutant.key for mutant in sample.draw(SMALL, 3, known=last)} == set(last)
@@ -234,7 +242,7 @@ def test_lines_are_traced_and_followed_through_changes(tmp_path: Path) -> None:
     assert Coverage.read(tmp_path / "c.json").lines == {"t": {}, "u": {}}
 
 
-def test_equivalent_mutants_have_reasons_and_do_not_count(tmp_path: Path) -> None:
+def test_equivalent_mutants_have_reasons_and_do_not_count(tmp_path: Path, found_once: None) -> None:
     reasons = equivalents(EQUIVALENT)
     assert all(len(key) == 12 and len(reason.split()) >= 4 for key, reason in reasons.items())
     group = SMALL

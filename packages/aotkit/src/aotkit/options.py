@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from aotkit_inductor_lower.options import Processor
@@ -119,11 +121,10 @@ class Options:
     processor: Processor = "host"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if not _fits(value, hints[spec.name]):
-                raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
+        for name, hint in _hints().items():
+            value = getattr(self, name)
+            if not _fits(value, hint):
+                raise UnknownOption(f"option {name!r} takes {_type_name(hint)}, not {value!r}")
         if self.chunk_loss_bytes < 0:
             raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
         if self.compile_workers is not None and self.compile_workers < 0:
@@ -176,6 +177,12 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None, base: Options) 
     if mode is not None and mode not in MODES:
         raise UnknownOption(f"there is no mode {mode!r}; known modes: {', '.join(MODES)}")
     return base.patch(**MODES[mode or "default"]).patch(**chosen)
+
+
+@cache
+def _hints() -> Mapping[str, Any]:
+    """The type of each option: read of the source once, since a compile makes several sets of options."""
+    return MappingProxyType(get_type_hints(Options))
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -10,7 +10,7 @@ Note [What is decomposed, and what is not]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -57,11 +57,11 @@ dequantize_per_token dequantize_per_channel_group
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table to trace with: ops to functions that compute them from ops with lowering rules. A new dict each time,
     so that it may be changed."""
-    return {**_fixed(), **_quantizations(), **_whole()}
+    return _fixed().copy() | _quantizations() | _whole()  # a copy hashes no operator again
 
 
 @cache
-def _fixed() -> Mapping[Any, Callable[..., Any]]:
+def _fixed() -> MappingProxyType[Any, Callable[..., Any]]:
     packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
     table = {**get_decompositions(packets), **foreach_decompositions()}
     kept = {op: function for op, function in table.items() if op not in RULES}
