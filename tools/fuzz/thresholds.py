@@ -32,7 +32,7 @@ LOW: dict[str, dict[str, Any]] = {
     "graph_passes.multiply_patches": {"RESULTS": 1, "SUMMED": 1, "SHORT": (1, 1)},
     "graph_passes.widen_packed": {"BLOCK": 1 << 12},
     "graph_passes.write_out_attention": {"_WORTH_READING": 1},
-    "kernel_passes.choose_index_width": {"_LIMIT": 1 << 11},
+    "kernel_passes.choose_index_width": {"FIRST_WIDE": 1 << 11},
     "kernel_passes.deduplicate": {"LEAST_SIZES": 1, "LEAST_MEMBERS": 2},
     "kernel_passes.mark_nontemporal": {"NONTEMPORAL_BYTES": 1},
     "kernel_passes.merge_loops": {"_SHORT": 4},
@@ -144,6 +144,7 @@ EXCEPTIONS: dict[str, str] = {
         graph_passes.unshift_bytes _SHIFT
         graph_passes.widen_bytes EXACT
         loop_passes.compute_masks _INTEGERS
+        targets.cpu.choose_attention _LEAST_SCALE
         targets.cpu.region_text _FAILED
         targets.cpu.render.attention _LEAST _MOST
         targets.cpu.render.attention_hidden _LARGEST _SCALE _BYTES
