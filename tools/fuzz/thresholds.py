@@ -96,6 +96,7 @@ LOW: dict[str, dict[str, Any]] = {
     "targets.cpu.render.reductions": {"CHUNK": 8},
     "targets.cpu.render.sort_in_digits": {"STACK_ROW_BYTES": 64, "_SHORT": 48},
     "targets.cpu.strips": {"ROWS": 4, "FEWEST_SAVED": 1},
+    "targets.triton.render.attention": {"FIRST_WIDE": 1 << 11},
 }
 
 #: Numbers that stay, by the reason: lines of a module and its names, or of a module all of whose numbers stay.
