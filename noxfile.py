@@ -101,7 +101,7 @@ SYSTEM_SESSIONS = ("emulated_kernels", "system_tests", "emulated_levels")
 #: Not emulated: tests that take long, of tile registers, which are looked for by what this processor has, of levels of
 #: x86-64, since each would be the emulated one, and of several threads, whose memory this processor keeps in order.
 NOT_EMULATED = ("all_orientations_and_types", "many_rows_are_products_in_tile", "levels_of_x86", "on_vectors_without",
-                "on_one_thread_and_on_two", "strips_of_short_vectors")  # fmt: skip
+                "on_one_thread_and_on_two", "cut_into_blocks")  # fmt: skip
 #: Where this processor is not its own: cases of which smaller ones have all kinds of kernels, and which take a minute.
 TOO_LARGE_TO_EMULATE = ("several_blocks",)
 

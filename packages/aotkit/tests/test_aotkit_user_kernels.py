@@ -352,6 +352,28 @@ def test_arguments_that_share_memory_which_a_kernel_writes_to(parts: str, kernel
     assert_same(ours, theirs)
 
 
+@triton.jit
+def rows_kernel(q_ptr, k_ptr, batch, row, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * batch + tl.program_id(1) * row + tl.arange(0, BLOCK)
+    there = tl.arange(0, BLOCK) < n
+    tl.store(q_ptr + at, tl.load(q_ptr + at, mask=there) * 2, mask=there)
+    tl.store(k_ptr + at, tl.load(k_ptr + at, mask=there) * 3, mask=there)
+
+
+def test_parts_of_a_projection_are_apart(launched: list[Any]) -> None:
+    """As rotary embeddings write to queries and keys in place."""
+
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = (x @ w).view(2, 3, 12).chunk(3, -1)
+        rows_kernel[(2, 3)](q, k, q.stride(0), q.stride(1), q.shape[2], BLOCK=4)
+        return q + k, v
+
+    x, w = arguments()[0], torch.randn(11, 12, dtype=torch.float64)
+    run, _ = compiled(program, "host")
+    assert_same(run(x, w), program(x, w))
+    assert launched
+
+
 class Doubled(torch.autograd.Function):
     """Of which one argument is the result's memory."""
 

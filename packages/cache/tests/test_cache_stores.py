@@ -415,6 +415,7 @@ def test_listing_leaves_out_what_is_no_entry(tmp_path):
     for folder in ("f/ab", "d/entries/ab"):
         (tmp_path / folder / "not an entry~").touch()
     (tmp_path / "f" / "README").touch()
+    FsspecStore(f"file://{tmp_path}/f/of another").put("xyz", b"1")
     for store in stores:
         assert [entry.key for entry in store.entries()] == ["abc"]
         assert store.delete("abc") and list(store.entries()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aotkit_functionalize import collect_metadata, fake_arguments, function_inputs, functional_layer
-from aotkit_functionalize.overlap import definitely_disjoint, repeats_memory
+from aotkit_functionalize.overlap import definitely_disjoint, in_disjoint_windows, repeats_memory
 from aotkit_functionalize.tracing import overlapping_groups
 from aotkit_functionalize.wrap import FunctionalLayer
 
@@ -45,6 +46,36 @@ def test_what_is_called_disjoint_is(name: str) -> None:
     if known and a.numel() and b.numel():
         a.fill_(1)
         assert not b.view(torch.uint8).any() if b.is_contiguous() else not b.any()
+
+
+WINDOWS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
+    "projections": lambda x: x.view(2, 3, 12).chunk(3, -1),
+    "every second column": lambda x: (x.view(6, 12)[:, ::2], x.view(6, 12)[:, 1::2]),
+    "halves of heads": lambda x: x.view(2, 3, 3, 4).transpose(1, 2).chunk(2, -1),
+    "rows": lambda x: x.view(6, 12).split(2),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_of_any_rank_are_told_apart(name: str) -> None:
+    for a, b in itertools.permutations(WINDOWS[name](torch.arange(72)), 2):
+        assert in_disjoint_windows(a, b)
+
+
+def test_no_windows_that_overlap_are_told_apart() -> None:
+    """Against the elements themselves, of 2000 pairs of windows."""
+    draw, elements, apart = random.Random(0), torch.arange(400), 0
+
+    def window() -> Tensor:
+        sizes = [draw.randint(1, 3) for _ in range(draw.randint(1, 3))]
+        return elements.as_strided(sizes, [draw.choice((1, 2, 3, 4, 6, 12, 24)) for _ in sizes], draw.randint(0, 30))
+
+    for _ in range(2000):
+        a, b = window(), window()
+        if in_disjoint_windows(a, b):
+            apart += 1
+            assert set(a.flatten().tolist()).isdisjoint(b.flatten().tolist()), (a, b)
+    assert apart > 200
 
 
 def test_nothing_is_known_of_symbolic_sizes() -> None:

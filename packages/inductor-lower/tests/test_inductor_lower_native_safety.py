@@ -258,9 +258,24 @@ for size in (16, 17, 40, 56):
             assert torch.equal(run([x, at])[0], repeated(x, at)), (size, times)
 """
 
+# Factors of a product that are copied, vectors of which are longer than what is left of them.
+COPIED = """
+from aotkit_inductor_lower import LowerOptions
+whole.copy_(torch.randn(whole.shape))
+for summed, side in ((26, 39), (20, 50), (31, 33), (40, 22), (100, 9)):
+    last, other = whole[-summed * side :].view(summed, side), torch.randn(summed, 40)
+    for f in (lambda x, y: x.t() @ y, lambda x, y: y.t() @ x, lambda x, y: x.t().exp() @ y):
+        for part in (last, whole[-summed * side :].view(side, summed).t()):
+            graph = make_fx(f, decompositions(), tracing_mode="fake")(part, other)
+            run = compile_graph(graph, options=LowerOptions(contractions="generated"))
+            torch.testing.assert_close(run([part, other])[0], f(part, other), rtol=1e-4, atol=1e-3)
+"""
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
-@pytest.mark.parametrize("program", [MASKED, SPACED, COMPUTED], ids=["masked", "spaced", "computed"])
+@pytest.mark.parametrize(
+    "program", [MASKED, SPACED, COMPUTED, COPIED], ids=["masked", "spaced", "computed", "copied"]
+)
 def test_what_lies_beside_a_page_is_not_read(program: str, warm_python: Any) -> None:
     done = warm_python.run(["-c", ALONE_ON_A_PAGE + program])
     assert done.returncode == 0, done.stderr

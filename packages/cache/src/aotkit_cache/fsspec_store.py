@@ -76,8 +76,9 @@ class FsspecStore:
         except Exception as error:
             raise CacheError(f"can't list the cache entries in {self._root}: {error}") from error
         for path, info in found.items():
-            folder, _, name = path.rpartition("/")
-            if is_key(name) and f"/{folder}".endswith(f"/{name[:2]}"):
+            name = path.rpartition("/")[2]
+            # One of another store may lie in a folder of this one.
+            if is_key(name) and path.strip("/") == self._path(name).strip("/"):
                 yield EntryStat(name, int(info["size"]), 0.0)
 
     def _path(self, key: str) -> str:

@@ -46,19 +46,23 @@ def _disjoint_columns(a: torch.Tensor, b: torch.Tensor) -> bool:
 def in_disjoint_windows(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one storage lie one behind the other, or in different columns of any number of rows.
 
-    So do the parts of a projection to queries, keys and values, for a batch of unknown size. A row is as long as the
-    largest known stride; sizes and strides beyond it may be symbols.
+    So do the parts of a projection to queries, keys and values, for a batch of unknown size, and every second column of
+    a matrix beside the others. A row is as long as one of the known strides; sizes and strides may be symbols else.
     """
     if _ends_before(a, b) or _ends_before(b, a):
         return True
-    steps = [int(s) for s in a.stride() if isinstance(s, int)]
-    if a.dtype != b.dtype or not steps or max(steps) < 1:
+    if a.dtype != b.dtype:
         return False
-    row = max(steps)
-    columns = [_columns(a, row), _columns(b, row)]
-    if columns[0] is None or columns[1] is None:
+    steps = {int(s) for s in (*a.stride(), *b.stride()) if isinstance(s, int) and s > 1}
+    return any(_in_other_columns(a, b, row) for row in sorted(steps, reverse=True))
+
+
+def _in_other_columns(a: torch.Tensor, b: torch.Tensor, row: int) -> bool:
+    """Whether no element of one is a multiple of ``row`` away from one of the other."""
+    columns, others = _columns(a, row), _columns(b, row)
+    if columns is None or others is None:
         return False
-    (start, end), (other_start, other_end) = columns[0], columns[1]
+    (start, end), (other_start, other_end) = columns, others
     return end <= row and other_end <= row and (end <= other_start or other_end <= start)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -123,9 +123,9 @@ def begun_by_first_call(forward: Boxed, ahead: BackwardAhead) -> Boxed:
     first = [ahead]
 
     def call(args: list[Any]) -> Sequence[Any]:
-        if first:
-            with suppress(IndexError):  # another thread was first
-                first.pop().begin()
+        if first:  # of several threads that come here at once all begin the compile, which it does once
+            ahead.begin()
+            first.clear()
         return forward(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
