@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from aotkit_inductor_lower import interpret_program, parse_program
 from aotkit_inductor_lower.ir import LoopNest, Program
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
-from aotkit_inductor_lower.targets.triton import KernelSource, TileLimits, emit_kernel, interpret_kernel
+from aotkit_inductor_lower.targets.triton import KernelSource, TileLimits, compile_kernel, emit_kernel, interpret_kernel
 from aotkit_inductor_lower.targets.triton.records import KnownMemory
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -125,6 +127,77 @@ return x
 def test_threads_that_have_elements_of_their_own_do_not_wait() -> None:
     assert "barrier" not in source(elementwise(4096)).text
     assert "barrier" in source(elementwise(64)).text  # with four warps, threads hold the same
+
+
+def body_of(*lines: str, count: int = 4096) -> KernelSource:
+    """A kernel over ``x`` and ``y``, float32, ``h``, float16, and ``n``, int32."""
+    names = {"x": "float32", "y": "float32", "h": "float16", "n": "int32"}
+    head = [f"input {name}" for name in names]
+    head += [f"buffer {name} : {dtype}[{2 * count}] strides [1] input on cpu" for name, dtype in names.items()]
+    body = [f"loop k(i0 < {count}):", "  stage():", *(f"    {line}" for line in lines), "return"]
+    return source(parse_program("\n".join(["aotkit-ir 2", "program p", *head, *body]) + "\n"))
+
+
+X, H, ZERO = "%x = load x[i0] : f32", "%h = load h[i0] : f16", "%zero = const 0.0 : f32"
+SUM = (X, H, "%w = cast %h : f32", "%s = add %x, %w : f32")
+CHOSEN = ("%w = where %b, %x, %zero : f32", "store x[i0] = %w")
+NOT_ITS_OWN = {
+    "another type beside it": (*SUM, "%r = cast %s : f16", "store h[i0] = %r", ZERO, "store x[i0] = %zero"),
+    "another step beside it": ("%v = load x[2*i0] : f32", "store y[i0] = %v", ZERO, "store x[2*i0] = %zero"),
+    "what is computed by its name only": (
+        "%n = load n[i0] : i32",
+        "%c = cast %n : f32",
+        "store y[i0] = %c",
+        "%d = const 0 : i32",
+        "%e = mul %n, %d : i32",
+        "store n[i0] = %e",
+    ),
+    "two elements of a place": (
+        "%n = load n[i0] : i32",
+        "%l = cast %n : i64",
+        "%c = check %l < 8192",
+        "%v = load x[%c] : f32",
+        "%w = neg %v : f32",
+        "store x[%c] = %w",
+    ),
+    "one side alone": (X, ZERO, "%h = load h[i0] : f16", "%k = const 0.0 : f16", "%b = gt %h, %k : bool", *CHOSEN),
+    "a comparison that is constant": (X, ZERO, "%k = const nan : f32", "%b = gt %x, %k : bool", *CHOSEN),
+    "of two loads one": (X, "%y = load y[i0] : f32", "store y[i0] = %x", "store x[i0] = %y"),
+}
+ITS_OWN = {
+    "floats": (X, "%y = load y[i0] : f32", "%s = mul %x, %y : f32", "store x[i0] = %s"),
+    "both sides": (X, "%b = isnan %x : bool", "%m = neg %x : f32", "%w = where %b, %x, %m : f32", "store x[i0] = %w"),
+    "one side, by itself": (X, ZERO, "%b = gt %x, %zero : bool", *CHOSEN),
+    "integers": ("%n = load n[i0] : i32", "%d = const 1 : i32", "%e = add %n, %d : i32", "store n[i0] = %e"),
+}
+
+
+def memory_accesses(kernel: KernelSource) -> list[str]:
+    """Loads, stores and barriers of a compiled kernel."""
+    ptx: Any = compile_kernel(kernel, 90, keep_ptx=True).ptx
+    return re.findall(r"^\s*(?:@%p\d+ )?(ld\.(?:global|shared)|st\.(?:global|shared)|bar\.sync)", ptx, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NOT_ITS_OWN)
+def test_threads_wait_before_one_stores_what_another_may_be_about_to_load(name: str) -> None:
+    """Triton gives the store other elements of a thread than the load, or may."""
+    kernel = body_of(*NOT_ITS_OWN[name])
+    assert kernel.text.count("tl.debug_barrier()") == 1
+    accesses = memory_accesses(kernel)
+    last = max((at for at, kind in enumerate(accesses) if kind == "ld.global"), default=0)
+    assert accesses[-1] == "st.global" and "bar.sync" in accesses[last:]
+
+
+@pytest.mark.parametrize("name", ITS_OWN)
+def test_threads_that_store_what_they_loaded_do_not_wait(name: str) -> None:
+    assert set(memory_accesses(body_of(*ITS_OWN[name]))) == {"ld.global", "st.global"}
+
+
+def test_numbers_that_go_to_other_threads_before_they_are_stored_need_no_barrier_of_ours() -> None:
+    kernel = body_of(*SUM, "store x[i0] = %s")
+    assert "debug_barrier" not in kernel.text
+    order = [kind for kind, _ in groupby(memory_accesses(kernel))]
+    assert order == ["ld.global", "st.shared", "bar.sync", "ld.shared", "st.global"]
 
 
 def test_masks_that_end_at_different_places_behind_a_row_have_names_of_their_own() -> None:

@@ -1,11 +1,13 @@
 """Offsets beyond 2**31: kernels run in Triton's interpreter on tensors of which few elements are touched.
 
-The memory is never written as a whole, so it costs nothing. Tensors begin in its middle: an offset that has lost its
-upper bits lies in it too, and gives a wrong number instead of a crash.
+The memory is a file without contents, of which what is written takes room: it costs nothing, also where a process gets
+no more addresses than there is memory. Tensors begin in its middle: an offset that has lost its upper bits lies in it
+too, and gives a wrong number instead of a crash.
 """
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -38,10 +40,18 @@ ROW = 1_100_000_000  # the third row of this length begins beyond 2**31
 REACH = 2 * ROW + 64
 
 
+def addresses(count: int, dtype: torch.dtype, directory: pathlib.Path) -> torch.Tensor:
+    """A tensor in a file that is gone with it."""
+    path = directory / "addresses"
+    tensor = torch.from_file(str(path), shared=True, size=count, dtype=dtype)
+    path.unlink()
+    return tensor
+
+
 @pytest.fixture(scope="module")
-def memory() -> torch.Tensor:
+def memory(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """4.4 GB of addresses."""
-    return torch.empty(2 * REACH, dtype=torch.int8)
+    return addresses(2 * REACH, torch.int8, tmp_path_factory.mktemp("memory"))
 
 
 def rows(memory: torch.Tensor) -> torch.Tensor:
@@ -275,9 +285,9 @@ LINES = 40
 
 
 @pytest.fixture(scope="module")
-def halves() -> torch.Tensor:
+def halves(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """9.6 GB of addresses."""
-    return torch.empty(2 * LINES * STEP + 64, dtype=torch.float16)
+    return addresses(2 * LINES * STEP + 64, torch.float16, tmp_path_factory.mktemp("halves"))
 
 
 def lines(number: int, memory: torch.Tensor | None) -> torch.Tensor:

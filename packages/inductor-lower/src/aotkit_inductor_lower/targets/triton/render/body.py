@@ -17,10 +17,9 @@ Note [Loads past the end]
 
 Note [What one program instance reads back]
     A load of what was stored at the same place, with the same mask, becomes the stored value. Any other load of memory
-    that this instance wrote before comes after a barrier, and so does a store to memory that was read, but for that of
-    a large tile at the place of the load: each thread has elements of its own there. What does not vary along the whole
-    tile, or has fewer elements than there are threads, is loaded by several threads and stored by one of them, which
-    may be ahead of the others.
+    that this instance wrote before comes after a barrier, and so does a store to memory that was read: the thread that
+    stores may be ahead of another one that is to load there. There is none before a store of a large tile at the place
+    of the load whose numbers are computed from the loaded ones, see Note [What a thread overwrites].
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from .indices import expr_text, identifier
 from .lines import Scope, Value
 from .names import function_name, pointer_name
 from .ops import TYPE_NAMES, constant_text, op_text, store_text
+from .own_elements import loads_of_elements, one_place_each
 
 __all__ = ["BodyEmitter", "End"]
 
@@ -82,6 +82,7 @@ class BodyEmitter:
         self.index_type = "tl.int64" if self.wide else "tl.int32"
         body = instructions(kernel.body)
         self.types = value_types(body)
+        self.loads_of = loads_of_elements(body)
         self.scope = Scope()
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
@@ -292,7 +293,7 @@ class BodyEmitter:
         if known is not None:
             self.scope.values[i.result] = known
             return
-        self.scope.before_load(i.buffer, place)
+        self.scope.before_load(i.buffer)
         if i.buffer in self.scratch:
             self.scratch_read.add(i.buffer)
         pointer, index = self.address(i.buffer, index, i.dtype)
@@ -307,7 +308,8 @@ class BodyEmitter:
         extra += eviction
         version = self.scope.version(i.buffer)
         text = load_of_columns(self, i, self.window, eviction) if self.window else None
-        self.scope.define(i.result, text or f"tl.load({address}{extra})", dims, key=version)
+        loaded = self.scope.define(i.result, text or f"tl.load({address}{extra})", dims, key=version)
+        self.scope.was_read(i.buffer, place, loaded)
 
     def _loose_mask(self, i: Load, dims: frozenset[int]) -> str:
         """The mask of a load, see Note [Loads past the end]."""
@@ -360,7 +362,7 @@ class BodyEmitter:
         text = value.text
         if i.accumulates and value.dims != dims:
             text = f"tl.broadcast_to({text}, {self.shape(dims)})"
-        self.scope.before_store(i.buffer, self.expr(i.indices[0]), self._is_spread(dims))
+        self.scope.before_store(i.buffer, self.expr(i.indices[0]), self._own_loads(i))
         if not i.accumulates:
             tag = f"scratch {i.buffer}" if i.buffer in self.scratch else ""
             self.scope.line(f"tl.store({address}, {text}{extra})", tag)
@@ -373,8 +375,15 @@ class BodyEmitter:
             self.scope.line(f"atomic_{i.mode}({address}, {text}, {always})")
             self.scope.remember(i.buffer, "", value, dtype, False)
 
+    def _own_loads(self, i: Store) -> frozenset[str]:
+        """The names of loaded values that each thread has before it stores, as far as they are of the same place."""
+        index = i.indices[0]
+        if not self._is_spread(self.dims_of(index)) or not one_place_each(index):
+            return frozenset()
+        return frozenset(self.value(load).text for load in self.loads_of.get(i.value, ()))
+
     def _is_spread(self, dims: frozenset[int]) -> bool:
-        """Whether each element of what varies along ``dims`` is one thread's, and not held by several."""
+        """Whether each element of what varies along ``dims`` is loaded by one thread, and not by several."""
         known = dict(self.config.blocks)
         blocks = [*self.axes, self.scope.row_block] if self.row_axis is not None else self.axes
         whole = dims >= {k for k in range(self.rank) if blocks[k] != "1" or k == self.row_axis}

@@ -31,7 +31,7 @@ class Scope:
     _versions: dict[str, int] = field(default_factory=dict)
     _memory: dict[tuple[str, str, DType], Value] = field(default_factory=dict)
     _dirty: set[str] = field(default_factory=set)
-    _read: dict[str, set[str]] = field(default_factory=dict)
+    _read: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # places, and the values loaded there
     _count: int = 0
 
     # -- text ----------------------------------------------------------------------------------------------
@@ -102,17 +102,19 @@ class Scope:
         self._versions[buffer] = self._versions.get(buffer, 0) + 1
         self._memory = {k: v for k, v in self._memory.items() if k[0] != buffer}
 
-    def before_load(self, buffer: str, place: str) -> None:
+    def before_load(self, buffer: str) -> None:
         """A barrier if this program instance has written to the buffer."""
         if buffer in self._dirty:
             self.barrier()
-        self._read.setdefault(buffer, set()).add(place)
 
-    def before_store(self, buffer: str, place: str, alone: bool) -> None:
-        """A barrier if other threads may be about to read this place: where others of the buffer were read, or where a
-        thread is not ``alone`` with what it stores."""
-        read = self._read.get(buffer, set())
-        if read and (read != {place} or not alone):
+    def was_read(self, buffer: str, place: str, value: Value) -> None:
+        """``value`` is what was loaded there."""
+        self._read.setdefault(buffer, set()).add((place, value.text))
+
+    def before_store(self, buffer: str, place: str, own: frozenset[str]) -> None:
+        """A barrier if other threads may be about to read this place: where anything was loaded from the buffer but the
+        values that are each thread's ``own``, of this place."""
+        if any(at != place or value not in own for at, value in self._read.get(buffer, ())):
             self.barrier()
 
     def enter_loop_of(self, reads: set[str], writes: set[str]) -> None:
