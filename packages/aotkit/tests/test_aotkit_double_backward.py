@@ -81,6 +81,32 @@ class Rounded(torch.autograd.Function):
         return grad
 
 
+class Viewed(torch.autograd.Function):
+    """Whose gradient is a view of what it gets."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.view_as(grad)
+
+
+class WritesItsGradient(torch.autograd.Function):
+    """Which it must not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad.mul_(2 * x)
+
+
 def mlp(x, w, b, v):
     return F.linear(F.gelu(F.linear(x, w, b)), v)
 
@@ -349,3 +375,105 @@ def test_the_backward_of_a_users_function_is_not_differentiated(fn):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
 def test_gradients_that_a_users_function_passes_on_are_differentiated():
     check(lambda x, y: Rounded.apply(x * x) * y + x.sin(), leaf(4), leaf(4), order=2)
+
+
+def scaled(x, w):
+    return (Cubed.apply(x) * w).sum()
+
+
+def apart(x, w):
+    return Cubed.apply(x).sum() + (w * x).sin().sum()
+
+
+def transposed(x, w):
+    return (Cubed.apply(x.view(2, 2).t()).reshape(-1) * w).sum() + w.exp().sum()
+
+
+# Dynamo makes instances of the functions.
+USERS_FUNCTION = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@USERS_FUNCTION
+@pytest.mark.parametrize("fn", [scaled, apart, transposed])
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_that_depend_on_no_backward_of_a_users_function_are_differentiated(fn, together):
+    """Those of ``w`` need the function's value at most; those of ``x``, which come with them, what it computes."""
+    x, w = leaf(4), leaf(4)
+
+    def run(f):
+        wanted = (w, x) if together else (w,)
+        first = torch.autograd.grad(f(x, w), wanted, create_graph=True)
+        return *first, *torch.autograd.grad((first[0] ** 2).sum(), (x, w), allow_unused=True)
+
+    for got, expected in zip(run(compiled(fn)), run(fn), strict=True):
+        if expected is None:  # the loss does not depend on it
+            assert got is None
+        else:
+            torch.testing.assert_close(got, expected)
+
+
+@USERS_FUNCTION
+@pytest.mark.parametrize("fn", [scaled, apart, transposed])
+def test_the_other_gradients_of_such_a_graph_refuse(fn):
+    x, w = leaf(4), leaf(4)
+    expected = torch.autograd.grad(fn(x, w), (x, w))
+    grad_x, grad_w = torch.autograd.grad(compiled(fn)(x, w), (x, w), create_graph=True)
+    torch.testing.assert_close((grad_x.detach(), grad_w.detach()), expected)
+    for loss in (grad_x.sum(), (grad_x * grad_w).sum()):
+        for source in (x, w):
+            with pytest.raises(DoubleBackwardError, match=r"no derivative of this one.*torch\.autograd\.Function"):
+                torch.autograd.grad(loss, source, allow_unused=True, retain_graph=True)
+
+
+@USERS_FUNCTION
+def test_inputs_that_share_a_gradient_which_refuses():
+    def fn(x, y, w):
+        return (Cubed.apply(x + y) * w).sum()
+
+    args = [leaf(4), leaf(4), leaf(4)]
+    expected = torch.autograd.grad(fn(*args), args, create_graph=True)
+    got = torch.autograd.grad(compiled(fn)(*args), args, create_graph=True)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    seconds = [torch.autograd.grad(first[2].sum(), args[:2], retain_graph=True) for first in (got, expected)]
+    torch.testing.assert_close(*seconds)
+    for gradient in got[:2]:
+        with pytest.raises(DoubleBackwardError, match="no derivative of this one"):
+            torch.autograd.grad(gradient.sum(), args[2], retain_graph=True)
+
+
+@USERS_FUNCTION
+def test_a_second_derivative_that_a_users_function_computed_is_not_differentiated():
+    x, w = leaf(4), leaf(4)
+    seconds = []
+    for run in (scaled, compiled(scaled)):
+        (first,) = torch.autograd.grad(run(x, w), w, create_graph=True)
+        seconds.append(torch.autograd.grad((first**2).sum(), x, create_graph=True)[0])
+    torch.testing.assert_close(seconds[1], seconds[0])
+    with pytest.raises(DoubleBackwardError, match=r"torch\.autograd\.Function"):
+        torch.autograd.grad(seconds[1].sum(), x, allow_unused=True)
+
+
+@USERS_FUNCTION
+def test_a_view_of_the_gradient_that_a_users_function_makes_refuses():
+    """It had no history at all: None was the derivative."""
+
+    def fn(x, w):
+        return (Viewed.apply(x) * w * w).sum()
+
+    x, w = leaf(4), leaf(4)
+    (expected,) = torch.autograd.grad(fn(x, w), x)
+    grad_x, grad_w = torch.autograd.grad(compiled(fn)(x, w), (x, w), create_graph=True)
+    torch.testing.assert_close(grad_x.detach(), expected)
+    torch.testing.assert_close(torch.autograd.grad(grad_w.sum(), x, retain_graph=True)[0], 2 * w)
+    with pytest.raises(DoubleBackwardError, match="no derivative of this one"):
+        torch.autograd.grad(grad_x.sum(), w, allow_unused=True)
+
+
+@USERS_FUNCTION
+def test_a_users_function_that_writes_to_its_gradient_refuses_all_second_derivatives():
+    x, y, w = leaf(4), leaf(4), leaf(4)
+    out = compiled(lambda x, y, w: ((WritesItsGradient.apply(x) + y) * w).sin().sum())(x, y, w)
+    for gradient in torch.autograd.grad(out, (x, y, w), create_graph=True):
+        with pytest.raises(DoubleBackwardError, match=r"torch\.autograd\.Function"):
+            torch.autograd.grad(gradient.sum(), w, allow_unused=True, retain_graph=True)

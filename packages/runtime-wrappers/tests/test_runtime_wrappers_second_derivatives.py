@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aotkit_functionalize import analyze
 from aotkit_runtime_wrappers import DoubleBackwardError, WrapperOptions, build_plan
-from aotkit_runtime_wrappers.double_backward import Gradients
+from aotkit_runtime_wrappers.double_backward import Gradients, refusing
 
 pytestmark = pytest.mark.covers("F4.32")
 
@@ -310,3 +310,18 @@ def test_first_derivatives_under_create_graph_do_without_the_autocast_of_the_cal
     with torch.autocast("cpu", torch.bfloat16):
         torch.autograd.grad(out.sum(), x, create_graph=True)
     assert seen == [torch.float32]
+
+
+def test_one_gradient_of_several_refuses_to_be_differentiated():
+    (x, w), _ = _arguments(False)
+    boxed = _boxed(lambda x, w: [(x * w).detach(), None, x.sin() * w])
+    compiled = refusing(boxed, {0: "for a reason", 1: "no gradient"})
+    args = [x, w]
+    refused, missing, fine = compiled(args)
+    assert missing is None and not args
+    torch.testing.assert_close(refused.detach(), (x * w).detach())
+    (derivative,) = torch.autograd.grad(fine.sum(), x, retain_graph=True)
+    torch.testing.assert_close(derivative, x.cos() * w)
+    for loss in (refused.sum(), (refused * fine).sum()):
+        with pytest.raises(DoubleBackwardError, match="no derivative of this one: for a reason"):
+            torch.autograd.grad(loss, x, allow_unused=True, retain_graph=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,12 +69,14 @@ class Capture:
         metadata: the calling contract, which says what the forward outputs mean.
         fake_mode: mode of the fake tensors in the graph.
         origin: what was recorded, to record its gradients later.
+        refused: positions of outputs whose derivatives are not in the graph though they have some, and why.
     """
 
     graph: torch.fx.GraphModule
     metadata: GraphMetadata
     fake_mode: FakeTensorMode
     origin: Origin
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def shape_env(self) -> ShapeEnv | None:

@@ -23,6 +23,7 @@ from aotkit_functionalize.tracing import reentered_inputs
 from . import _torch_compat as compat
 from ._observer import SILENT, Observer
 from .api import Capture, Origin, TraceOptions, capture
+from .recorded_backwards import refusal, refused_results
 from .saved_activations import SavedActivations, SavedValues, reuse_saved_activations, saved_values
 from .state import AutocastState
 
@@ -41,6 +42,9 @@ class GradientFunction:
 
     A call returns one gradient or ``None`` per differentiable input. Raises :class:`Unsupported` if the function does
     not behave as it did when it was captured.
+
+    Attributes:
+        refused: after a call, positions of gradients that must not be differentiated, and why. They have no history.
     """
 
     is_gradient = True
@@ -50,6 +54,7 @@ class GradientFunction:
     ) -> None:
         self.function, self.autocast, self.metadata = origin.function, origin.autocast, metadata
         self.missing = frozenset(missing)
+        self.refused: Mapping[int, str] = {}
         inner = origin.function
         if hasattr(inner, "preferred_layer"):
             self.preferred_layer = inner.preferred_layer
@@ -85,7 +90,16 @@ class GradientFunction:
         leaves = [outer[index] for index in metadata.differentiable_inputs]
         with compat.without_autocast(), compat.without_compiled_autograd(), torch.enable_grad():
             found = torch.autograd.grad(wanted, leaves, tangents, create_graph=True, allow_unused=True)
-        return list(found)
+        return self._without_refused(found)
+
+    def _without_refused(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """See Note [Backwards that Dynamo recorded]. Raises :class:`Unsupported` if no derivative would be left."""
+        refused = refused_results(found)
+        self.refused = dict.fromkeys(sorted(refused), str(refusal()))
+        if refused and not any(g.requires_grad for i, g in enumerate(found) if g is not None and i not in refused):
+            raise refusal()
+        detached = {id(found[i]): found[i].detach() for i in refused}  # type: ignore[union-attr]
+        return [detached.get(id(gradient), gradient) for gradient in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +136,7 @@ def capture_gradients(
 
     ``metadata`` and ``saved`` are those of its joint graph. Values that the forward saved are used, not computed again.
     Raises :class:`Unsupported` also if the value of a lost input, or another draw of random numbers, would be needed.
+    ``refused`` of the result are the gradients that whoever runs it has to keep from being differentiated.
     """
     activations = SavedActivations(saved, len(metadata.inputs), values.symbols)
     function = GradientFunction(origin, metadata, activations, values.missing)
@@ -146,7 +161,8 @@ def capture_gradients(
     reuse_saved_activations(captured, function.activations, values.lost)
     # What the function writes to are copies of the inputs, but their version counters are those of the inputs.
     unchanged = tuple(replace(info, version_steps=0) for info in captured.metadata.inputs)
-    return replace(captured, metadata=replace(captured.metadata, inputs=unchanged))
+    metadata = replace(captured.metadata, inputs=unchanged)
+    return replace(captured, metadata=metadata, refused=function.refused)
 
 
 def _fake(value: Any, mode: FakeTensorMode) -> Any:

@@ -16,7 +16,8 @@ Note [Second derivatives]
 Note [A refusal has to be connected]
     Where no second graph can be made the compiled backward runs. If its gradients simply did not require grad,
     ``torch.autograd.grad(.., allow_unused=True)`` would answer ``None`` for a second derivative that is not zero. So
-    they get a node whose backward raises, with edges to everything they may depend on.
+    they get a node whose backward raises, with edges to everything they may depend on. Where a second graph has
+    derivatives of some gradients only, the others get such nodes: no derivative of those leads through these.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .plan import CallSpec
 from .runtime import without_autocast, write_late
 from .tangents import filled
 
-__all__ = ["GradientRequest", "Gradients"]
+__all__ = ["GradientRequest", "Gradients", "refusing"]
 
 _ADVICE = (
     "Run this part of the model in eager (torch.compiler.disable), or leave out create_graph=True if no second "
@@ -236,18 +237,32 @@ class _RefuseSecondDerivative(torch.autograd.Function):
     """Hands gradients on; its backward raises."""
 
     @staticmethod
-    def forward(ctx: Any, grads: list[Tensor | None], reason: Any, *sources: Tensor) -> tuple[Tensor, ...]:
-        ctx.reason = reason
+    def forward(ctx: Any, grads: list[Tensor | None], why: str, cause: Any, *sources: Tensor) -> tuple[Tensor, ...]:
+        ctx.why, ctx.cause = why, cause
         # detach: a gradient may be a saved tensor or a tangent itself, which must not be given this node.
         return tuple(grad.detach() for grad in grads if grad is not None)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
-        why = "the graph was bound without a way to make them" if ctx.reason is None else str(ctx.reason)
         raise DoubleBackwardError(
-            "a gradient that a compiled graph computed was differentiated again, and this graph has first derivatives "
-            f"only: {why}. {_ADVICE}"
-        ) from ctx.reason
+            f"a gradient that a compiled graph computed was differentiated again, and {ctx.why}. {_ADVICE}"
+        ) from ctx.cause
+
+
+def refusing(compiled: BoxedCallable, refused: Mapping[int, str]) -> BoxedCallable:
+    """``compiled`` gradients, where those whose numbers are ``refused`` raise, and say why, when differentiated."""
+
+    def run(args: list[Any]) -> list[Tensor | None]:
+        sources = [value for value in args if isinstance(value, Tensor) and value.requires_grad]
+        grads = list(compiled(args))
+        for number, reason in refused.items():
+            if grads[number] is not None:
+                why = f"the graph has no derivative of this one: {reason}"
+                (grads[number],) = _RefuseSecondDerivative.apply([grads[number]], why, None, *sources)
+        return grads
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _refusing(
@@ -270,5 +285,7 @@ def _refusing(
         write_late(late, [grads[i] for i in call.backward_mutated_inputs], call.backward_version_steps)
     wanted = [None if i in without else grads[i] for i in call.differentiable_inputs]
     sources = [source for source in sources if source is not None and source.requires_grad]
-    connected = iter(_RefuseSecondDerivative.apply(wanted, reason, *sources))
+    said = "the graph was bound without a way to make them" if reason is None else str(reason)
+    why = f"this graph has first derivatives only: {said}"
+    connected = iter(_RefuseSecondDerivative.apply(wanted, why, reason, *sources))
     return (None, *(None if grad is None else next(connected) for grad in wanted))

@@ -15,7 +15,7 @@ from aotkit_inductor_lower.memory.freed import keep_freed_memory
 from aotkit_inductor_lower.runtime import ArenaPool, bind_program
 from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
-from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
+from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients, refusing
 
 from .._notices import warn_user
 from .._observer import SILENT, Observer
@@ -56,8 +56,11 @@ class Later(Protocol):
     def instead(self, artifact: Artifact, missing: Missing, error: Exception) -> CompiledGraph | None:
         """What runs where the compile of a backward failed, or ``None`` as of :meth:`backward`; or raises ``error``."""
 
-    def gradients(self, artifact: Artifact, request: GradientRequest) -> tuple[Artifact, Later]:
-        """Compile the gradients of ``artifact``, an artifact itself, and what it may have to ask for."""
+    def gradients(self, artifact: Artifact, request: GradientRequest) -> tuple[Artifact, Later, Mapping[int, str]]:
+        """Compile the gradients of ``artifact``, an artifact itself, and what it may have to ask for.
+
+        Also the numbers of gradients that have derivatives which the artifact does not know, and why.
+        """
 
 
 def bind(
@@ -204,10 +207,10 @@ def _gradients(
     trees: CudagraphTrees | None,
 ) -> Callable[[GradientRequest], Boxed]:
     def compile_gradients(request: GradientRequest) -> Boxed:
-        made, its_later = later.gradients(artifact, request)
+        made, its_later, refused = later.gradients(artifact, request)
         with observer.stage("bind"):
             bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones, trees=trees)
-        return bound
+        return refusing(bound, refused) if refused else bound
 
     return compile_gradients
 

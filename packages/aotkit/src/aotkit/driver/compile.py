@@ -7,7 +7,7 @@ was read is used (:mod:`..artifact.round_trip`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -69,15 +69,19 @@ def compile_captured(captured: Captured, ctx: CompileContext) -> Artifact:
 
 def compile_gradients(
     origin: Origin, metadata: GraphMetadata, saved: SavedValues, request: GradientRequest, ctx: CompileContext
-) -> Artifact:
-    """The gradients of a graph, compiled like any other graph. ``metadata`` and ``saved`` are those of the graph."""
+) -> tuple[Artifact, Mapping[int, str]]:
+    """The gradients of a graph, compiled like any other graph. ``metadata`` and ``saved`` are those of the graph.
+
+    Also the numbers of gradients that must not be differentiated, and why.
+    """
     values = GradientInputs(**{f.name: getattr(request, f.name) for f in fields(request)})
     with ctx.recorder.stage("capture"):
         found = capture_gradients(
             origin, metadata, saved, values, decompositions=ctx.stages.decompositions, observer=ctx.recorder
         )
     inputs = InputPlan.one_to_one(len(found.metadata.inputs))
-    return compile_captured(_shown(Captured(found.graph, found.metadata, inputs, found.origin), ctx), ctx)
+    captured = _shown(Captured(found.graph, found.metadata, inputs, found.origin), ctx)
+    return compile_captured(captured, ctx), found.refused
 
 
 # -- the first half ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ It is there on a cache hit too, so whatever compiles is imported when somebody a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -127,8 +127,10 @@ class CompileLater:
             note_bug(error, first_line(graph), self.recorder)
         return CompiledGraph(LiveCode(run_with_aten(graph), "its compile failed"))
 
-    def gradients(self, artifact: Artifact, request: GradientRequest) -> tuple[Artifact, CompileLater]:
-        """Compile the gradients of ``artifact``, for second derivatives."""
+    def gradients(
+        self, artifact: Artifact, request: GradientRequest
+    ) -> tuple[Artifact, CompileLater, Mapping[int, str]]:
+        """Compile the gradients of ``artifact``, for second derivatives. See :meth:`.Later.gradients`."""
         from .compile import compile_gradients
         from .recordings import with_recordings
 
@@ -137,8 +139,8 @@ class CompileLater:
         ctx = with_recordings(replace(ctx, name=f"{ctx.name}-gradients", recorder=ctx.recorder.part("gradients")))
         origin, saved = artifact.origin.live or self._read_origin(artifact)
         saved = _written_out(saved)
-        made = compile_gradients(origin, artifact.metadata, saved, request, ctx)
-        return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes)
+        made, refused = compile_gradients(origin, artifact.metadata, saved, request, ctx)
+        return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes), refused
 
     def _read_origin(self, artifact: Artifact) -> tuple[Any, Any]:
         """What the process knew that captured the function: put together again from what the artifact says."""
