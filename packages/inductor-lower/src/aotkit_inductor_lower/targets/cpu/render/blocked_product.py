@@ -15,11 +15,9 @@ Note [Products in blocks]
 
     Where the sum is one block, a panel of the right factor is copied just before the first block of rows is multiplied
     with it, and each tile asks for a part of what is read next: of the next panel's columns, and of the next block's
-    rows. So reading from memory and multiplying are at once (3 % of a product of 512x256x256 whose factors are in no
-    cache; `python -m tools.bench.products --cold` on Zen 3).
+    rows. So reading from memory and multiplying are at once.
 
-    (Blocking: Van Zee and van de Geijn, BLIS: a framework for rapidly instantiating BLAS functionality, 2015; the sizes
-    are our own measurements, which hardly depend on them.)
+    (Blocking: Van Zee and van de Geijn, BLIS: a framework for rapidly instantiating BLAS functionality, 2015.)
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from ....symbolic import Expr, Symbol, product
 from ..machine import Machine
 from .context import Vector
 from .emitter import Ssa, imm
-from .product import BLOCK, ROWS, TRUE, CopiedFactor, Finish, ProductEmitter
+from .product import BLOCK, ROWS, TRUE, CopiedFactor, Finish, Left, ProductEmitter
 from .tile import ALIGNED, CHUNK
 from .types import width
 
@@ -53,9 +51,6 @@ LEAST_ROWS = 96
 BEHIND = 8  # elements behind a panel of rows, which its last vector writes to
 LINE = 64  # bytes
 MOST_LINES = 8  # that a tile asks for of each row
-
-#: Where a tile's rows begin in memory, how far apart they are, and how far apart steps of the sum are.
-Left = Callable[[Ssa], tuple[Ssa, Ssa, Ssa]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +184,7 @@ class BlockedProductEmitter(ProductEmitter):
     def _multiply(self, part: Part) -> None:
         """One block of rows by all columns of the strip."""
         em = self.em
-        left = self._left_in_place(part.k) if self.rows_of_left is None else self._copy_left(part)
+        left = self.left_in_place(part.k) if self.rows_of_left is None else self._copy_left(part)
 
         def whole_panel(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self._copy_late(part, lambda: self.copy_panel(self.right, at, self.panel_at(at, part.first)))
@@ -209,8 +204,12 @@ class BlockedProductEmitter(ProductEmitter):
 
     def _copy_late(self, part: Part, copy: Callable[[], object]) -> None:
         """A panel of the right factor, where the unit's first rows are multiplied with it."""
+
+        def now() -> None:
+            copy()
+
         if self.packed is None and self.copies_late():
-            self.em.choose(part.begins, None, lambda: _nothing(copy()), lambda: None)
+            self.em.choose(part.begins, None, now, lambda: None)
 
     def _tiles_down(self, part: Part, vectors: int, at: Ssa, left: Left, result: Store | None, finish: Finish) -> None:
         """All tiles of a panel that begins with column ``at``. ``result``: where sums belong as they are."""
@@ -245,18 +244,6 @@ class BlockedProductEmitter(ProductEmitter):
         return self.element_at(self.waiting, tile), imm(self.panel)
 
     # -- the left factor -----------------------------------------------------------------------------------
-
-    def _left_in_place(self, k: Ssa) -> Left:
-        ctx, em, plain = self.ctx, self.em, self.left
-        assert plain is not None
-        buffer, offset = plain.buffer, plain.indices[0]
-        row, step = (self.step(offset, loop) for loop in (self.rows, self.inner))
-
-        def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
-            ctx.symbols[self.rows], ctx.symbols[self.inner] = at, k
-            return em.element(self.kind.number, ctx.pointers[buffer], ctx.scalar(offset)), row, step
-
-        return here
 
     def _left_panel(self) -> int:
         """Elements of a tile's rows in a block, and those behind."""
@@ -396,7 +383,3 @@ class BlockedProductEmitter(ProductEmitter):
             return []
 
         em.loop(imm(0), imm(count), 1, [], line, "ahead")
-
-
-def _nothing(_: object) -> None:
-    """For branches that have no value."""

@@ -51,6 +51,9 @@ TRUE = Ssa("true", "i1")
 #: What becomes of a row of sums: the row, its first column, and where the sums are.
 Finish = Callable[[Ssa, Ssa, Ssa], None]
 
+#: Where a tile's rows begin in memory, how far apart they are, and how far apart steps of the sum are.
+Left = Callable[[Ssa], tuple[Ssa, Ssa, Ssa]]
+
 
 @dataclass(frozen=True, slots=True)
 class CopiedFactor:
@@ -66,7 +69,7 @@ class ProductEmitter(KernelEmitter):
     """Writes a kernel that :func:`~..products.is_product` knows, see Note [Products in registers]."""
 
     panel_rows = PANEL_ROWS  # of a panel of the left factor
-    many = 1  # steps of a whole tile that are written out: each takes LLVM 4 ms
+    many = 1  # steps of a whole tile that are written out, which LLVM takes longer for
 
     def __init__(self, kernel: Kernel, site: MatmulSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, target, declarations)
@@ -302,18 +305,9 @@ class ProductEmitter(KernelEmitter):
 
     def sum_rows(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
         """The block's rows, a tile's at a time; of a left factor that lies along rows as many as are copied at once."""
-        em, ctx, factor, plain = self.em, self.ctx, self.rows_of_left, self.left
+        em, factor = self.em, self.rows_of_left
         if factor is None:
-            assert plain is not None
-            buffer, offset = plain.buffer, plain.indices[0]
-            row, step = (self.step(offset, loop) for loop in (self.rows, self.inner))
-            step = em.mul(step, imm(self.kind.group))
-
-            def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
-                ctx.symbols[self.rows], ctx.symbols[self.inner] = at, imm(0)
-                return em.element(self.kind.number, ctx.pointers[buffer], ctx.scalar(offset)), row, step
-
-            self._tiles_of(top, bottom, first, end, here)
+            self._tiles_of(top, bottom, first, end, self.left_in_place(imm(0)))
             return
 
         def panel(start: Ssa, _: list[Ssa]) -> list[Ssa]:
@@ -330,6 +324,20 @@ class ProductEmitter(KernelEmitter):
 
         em.loop(top, bottom, PANEL_ROWS, [], panel, "rows")
 
+    def left_in_place(self, k: Ssa) -> Left:
+        """The left factor where it lies, from step ``k`` of the sum on."""
+        em, ctx, plain = self.em, self.ctx, self.left
+        assert plain is not None
+        buffer, offset = plain.buffer, plain.indices[0]
+        row, step = (self.step(offset, loop) for loop in (self.rows, self.inner))
+        step = em.mul(step, imm(self.kind.group))
+
+        def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
+            ctx.symbols[self.rows], ctx.symbols[self.inner] = at, k
+            return em.element(self.kind.number, ctx.pointers[buffer], ctx.scalar(offset)), row, step
+
+        return here
+
     def step_of(self, load: Load, loop: Symbol) -> Ssa:
         """How far neighbors along a loop lie apart in memory."""
         return self.step(load.indices[0], loop)
@@ -339,9 +347,7 @@ class ProductEmitter(KernelEmitter):
         assert step is not None
         return self.ctx.scalar(step)
 
-    def _tiles_of(
-        self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa, left: Callable[[Ssa], tuple[Ssa, Ssa, Ssa]]
-    ) -> None:
+    def _tiles_of(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa, left: Left) -> None:
         """Rows in tiles, what is left of them in smaller ones. ``left``: where a row's factor is, and its steps."""
         for height, low, high in self.heights(top, bottom):
             row = functools.partial(self._row_of_tiles, height, first, end, left)
@@ -364,7 +370,7 @@ class ProductEmitter(KernelEmitter):
         height: int,
         first: Ssa,
         end: Ssa,
-        left: Callable[[Ssa], tuple[Ssa, Ssa, Ssa]],
+        left: Left,
         top: Ssa,
         carried: Iterable[Ssa],
     ) -> list[Ssa]:

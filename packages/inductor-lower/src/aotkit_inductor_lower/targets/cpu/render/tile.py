@@ -56,8 +56,8 @@ class _Tile:
     def __init__(self, kind: TileKind, lanes: int, vectors: int, rows: int, panel: int) -> None:
         self.kind, self.lanes, self.vectors, self.rows, self.panel = kind, lanes, vectors, rows, panel
         self.type = vector_type(kind.element, lanes)
-        self.align = min(ALIGNED, lanes * {"float": 4, "double": 8, "i32": 4}[kind.element])  # of panels
         self.number = {"float": 4, "double": 8, "i32": 4}[kind.element]  # bytes of a sum, which may lie anywhere
+        self.align = min(ALIGNED, lanes * self.number)  # of panels
         self.each = [(r, v) for r in range(rows) for v in range(vectors)]
 
     def begin(self) -> list[str]:
@@ -199,10 +199,10 @@ def tile_function(
         "  %first = phi i64 [ 0, %entry ], [ %last, %next ]",
         f"  %wanted = add i64 %first, {CHUNK}",
         "  %last = call i64 @llvm.smin.i64(i64 %wanted, i64 %count)",
-        f"  %whole = and i64 %last, {-many}",
     ]
     label, at, sums = "chunk", "%first", dict.fromkeys(tile.each, "zeroinitializer")
     if many > 1:
+        lines.append(f"  %whole = and i64 %last, {-many}")
         made, label, sums = tile.loop("steps", many, label, at, "%whole", sums)
         lines += [*made, "  %at = call i64 @llvm.smax.i64(i64 %first, i64 %whole)"]
         at = "%at"
