@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,21 +10,20 @@ from torch.fx import GraphModule, Node
 
 from aotkit_functionalize.tracing import from_functional, is_functional, refuse_shared_memory
 
+from .child_graphs import child_graphs, with_child_graphs
+
 __all__ = ["checking_launches"]
 
 
 def checking_launches(graph: GraphModule) -> GraphModule:
     """``graph`` where a launch whose arguments share memory that it writes to raises :class:`Unsupported`, also in the
     graphs that it calls; ``graph`` itself if nothing is launched."""
-    children = {name: child for name, child in graph.named_children() if isinstance(child, GraphModule)}
+    children = child_graphs(graph)
     changed = {name: checking_launches(child) for name, child in children.items()}
     launches = any(map(_is_launch, graph.graph.nodes))
     if not launches and all(changed[name] is child for name, child in children.items()):
         return graph
-    result = GraphModule(graph, copy.deepcopy(graph.graph))
-    result.meta.update(graph.meta)
-    for name, child in changed.items():
-        setattr(result, name, child)
+    result = with_child_graphs(graph, changed)
     for node in list(result.graph.nodes):
         if _is_launch(node):
             with result.graph.inserting_before(node):

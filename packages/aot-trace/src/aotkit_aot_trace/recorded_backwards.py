@@ -25,6 +25,8 @@ from torch.fx import GraphModule, Node
 
 from aotkit_functionalize import Unsupported
 
+from .child_graphs import child_graphs, with_child_graphs
+
 __all__ = ["refusal", "refused_results", "refusing_second_derivatives"]
 
 
@@ -33,18 +35,14 @@ def refusing_second_derivatives(graph: GraphModule) -> GraphModule:
     ``graph`` itself if there are none."""
     own = [node for node in graph.graph.nodes if _is_user_function(node)]
     backwards = {str(body.target) for node in own if isinstance(body := node.args[1], Node)}
-    children = {name: child for name, child in graph.named_children() if isinstance(child, GraphModule)}
+    children = child_graphs(graph)
     changed = {
         name: _refusing(child) if name in backwards else refusing_second_derivatives(child)
         for name, child in children.items()
     }
     if all(changed[name] is child for name, child in children.items()):
         return graph
-    result = GraphModule(graph, copy.deepcopy(graph.graph))
-    result.meta.update(graph.meta)
-    for name, child in changed.items():
-        setattr(result, name, child)
-    return result
+    return with_child_graphs(graph, changed)
 
 
 def refused_results(results: Sequence[torch.Tensor | None]) -> set[int]:
