@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import math
 import random
 import tomllib
 from collections.abc import Callable, Mapping
@@ -14,7 +15,16 @@ from typing import Any, Literal
 import pytest
 
 import aotkit_functionalize.symbols
-from aotkit._size_text import SizeTextError, evaluate_tree, fold, parse_size, scan_size, symbols_in, write_size
+from aotkit._size_text import (
+    FUNCTIONS,
+    SizeTextError,
+    evaluate_tree,
+    fold,
+    parse_size,
+    scan_size,
+    symbols_in,
+    write_size,
+)
 from aotkit.artifact import guards
 from aotkit_cache._observer import SILENT
 from aotkit_inductor_lower.symbolic import SymbolKind
@@ -81,7 +91,7 @@ def test_every_reader_gives_the_value_or_refuses_the_kind(reader: str, case: Map
         with pytest.raises(error):
             read(case["text"])
         return
-    assert read(case["text"]) == case["value"] == eval(case["text"].strip(), {}, dict(SYMBOLS))
+    assert read(case["text"]) == case["value"] == eval(case["text"].strip(), {"isqrt": math.isqrt}, dict(SYMBOLS))
 
 
 @pytest.mark.parametrize("text", CASES["refused"]["texts"])
@@ -101,7 +111,7 @@ def test_the_text_of_a_tree_is_what_python_would_write(case: Mapping[str, Any]) 
     if case.get("kind") != "comparison":  # where `ast` writes more parentheses than are needed
         assert text == case["python"]
         names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-        assert symbols_in(tree) == names - {"min", "max"}
+        assert symbols_in(tree) == names - FUNCTIONS
 
 
 def random_text(draw: random.Random, depth: int) -> str:

@@ -90,6 +90,14 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
     "half a size more": (lambda x: x.new_ones(int(x.shape[0] * 1.5) + 2).sum() * x + abs(x.shape[0] - 9), rows(3)),
     "padded to sevens": (lambda x: F.pad(x, (0, 0, 0, 7 + -x.shape[0] % 7)).view(-1, 7, 3).sum(1), rows(3)),
     "part of a size": (lambda x: x.new_ones(math.ceil(x.shape[0] / 3) + 1).sum() * x, rows(3)),
+    "square image": (
+        lambda x: (x.view(int(x.shape[0] ** 0.5), int(math.sqrt(x.shape[0])), 3).transpose(0, 1) * 2).flip(1).mean(0),
+        lambda n: (normal(n * n, 3),),
+    ),
+    "root of a size": (
+        lambda x: F.pad(x * x.new_ones(int((3 * x.shape[0]) ** 0.5)).sum(), (0, int(x.shape[0] ** 0.5))),
+        rows(3),
+    ),
     "shrunk": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), lambda n: (normal(2, 2, n + 2, 8),)),
     "diagonal": (lambda x: x.diagonal() * 2, lambda n: (normal(n, n),)),
     "triangle": (lambda x: x.triu(1), rows(4)),

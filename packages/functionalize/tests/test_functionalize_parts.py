@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._sympy.functions import (
     CeilToInt,
+    FloatPow,
     FloatTrueDiv,
     FloorDiv,
     FloorToInt,
@@ -19,6 +21,7 @@ from torch.utils._sympy.functions import (
     Min,
     Mod,
     ModularIndexing,
+    OpaqueUnaryFn_sqrt,
     ToFloat,
     TruncToInt,
 )
@@ -133,12 +136,14 @@ s0, s1 = sympy.symbols("s0 s1", positive=True, integer=True)
         CeilToInt(FloatTrueDiv(ToFloat(s0), sympy.Float(2.5))),
         CeilToInt(IntTrueDiv(s0, s1)),
         TruncToInt(0.5 * ToFloat(s0 - s1)),
+        TruncToInt(FloatPow(ToFloat(s0 * s1 + 3), sympy.Float(0.5))) * 2 - s1,
+        FloorToInt(OpaqueUnaryFn_sqrt(ToFloat(s0))),
     ],
     ids=str,
 )
 def test_size_texts_are_python_with_the_value_of_the_expression(expr):
     for a, b in [(6, 4), (1, 9), (12, 5)]:
-        ours = eval(_text(expr), {"__builtins__": {}, "min": min, "max": max}, {"s0": a, "s1": b})
+        ours = eval(_text(expr), {"__builtins__": {}, "min": min, "max": max, "isqrt": math.isqrt}, {"s0": a, "s1": b})
         assert ours == int(expr.subs({s0: a, s1: b})), _text(expr)
 
 
@@ -146,6 +151,8 @@ ROUNDED = [
     TruncToInt(0.7 * ToFloat(s0)),  # 0.7 * 10 is 7.0 in floats, and less than 7 in truth
     TruncToInt(0.5 * ToFloat(s0) * ToFloat(s1)),  # the product of two sizes may need more bits than a float has
     FloorToInt(0.5 * IntTrueDiv(s0, 3)),  # rounded before
+    TruncToInt(FloatPow(ToFloat(s0), sympy.Float(0.25))),  # a root of 16 need not be exactly 2.0
+    TruncToInt(2 * OpaqueUnaryFn_sqrt(ToFloat(s0))),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable
 from functools import reduce
@@ -23,6 +24,7 @@ from aotkit_inductor_lower.symbolic import (
     contiguous_strides,
     floordiv,
     from_symint,
+    isqrt,
     mod,
     product,
     prove_le,
@@ -72,6 +74,7 @@ def _combine(children: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
         | binary(operator.mul, operator.mul)
         | binary(smin, min)
         | binary(smax, max)
+        | children.map(lambda a: (isqrt(a[0] * a[0] + 2), lambda env: math.isqrt(a[1](env) ** 2 + 2)))
         | by_divisor(floordiv, operator.floordiv)
         | by_divisor(mod, operator.mod)
     )
@@ -279,7 +282,16 @@ def test_sympy_expressions_of_a_shape_environment_convert() -> None:
 
 def test_floats_between_sizes_convert_where_they_are_exact() -> None:
     import sympy
-    from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorToInt, IntTrueDiv, ToFloat, TruncToInt
+    from torch.utils._sympy.functions import (
+        CeilToInt,
+        FloatPow,
+        FloatTrueDiv,
+        FloorToInt,
+        IntTrueDiv,
+        OpaqueUnaryFn_sqrt,  # type: ignore[attr-defined]
+        ToFloat,
+        TruncToInt,
+    )
 
     a, b = sympy.Symbol("s0", integer=True, positive=True), sympy.Symbol("s1", integer=True, positive=True)
     assert from_symint(TruncToInt(0.75 * ToFloat(a))) == (S0 * 3) // 4
@@ -290,10 +302,13 @@ def test_floats_between_sizes_convert_where_they_are_exact() -> None:
     towards_zero = smax(S0 - S1, to_expr(0)) // 2 - smax(S1 - S0, to_expr(0)) // 2
     assert from_symint(TruncToInt(0.5 * ToFloat(a - b))) == towards_zero
     assert from_symint(sympy.Abs(a - b)) == smax(S0 - S1, S1 - S0)
+    assert from_symint(TruncToInt(FloatPow(ToFloat(a * b), sympy.Float(0.5))) + 1) == isqrt(S0 * S1) + 1
+    assert from_symint(FloorToInt(OpaqueUnaryFn_sqrt(ToFloat(a)))) == isqrt(S0)
     rounded = (
         TruncToInt(0.7 * ToFloat(a)),  # 0.7 * 10 is 7.0 in floats, and less than 7 in truth
         TruncToInt(0.5 * ToFloat(a) * ToFloat(b)),  # the product of two sizes may need more bits than a float has
         FloorToInt(0.5 * IntTrueDiv(a, 3)),  # rounded before
+        TruncToInt(FloatPow(ToFloat(a), sympy.Float(0.25))),  # a root of 16 need not be exactly 2.0
     )
     for expression in rounded:
         with pytest.raises(UnsupportedExpression, match="may be rounded before"):

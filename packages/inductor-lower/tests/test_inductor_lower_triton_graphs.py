@@ -106,6 +106,19 @@ def test_dynamic_sizes_are_served_by_one_program() -> None:
         ))  # fmt: skip
 
 
+def test_a_size_that_is_the_root_of_another_is_computed_in_the_kernel() -> None:
+    def image(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        side = torch.sym_int(x.shape[0] ** 0.5)
+        return (x[: side * side] * 2).view(side, side, 3).transpose(0, 1).contiguous(), (x[:side] + 1).sum(0)
+
+    lowered = lower(image, torch.randn(30, 3), mode="symbolic")
+    assert any("index_square_root(" in kernel.source.text for kernel in kernels_of(lowered.program))
+    bound = bind_program(lowered.program, lowered.constants)
+    for rows in (30, 36, 5):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(1))
+        assert_same(bound([x] if len(lowered.program.plan.inputs) == 1 else [rows, x]), image(x))
+
+
 def test_equal_kernels_are_compiled_once() -> None:
     w = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 

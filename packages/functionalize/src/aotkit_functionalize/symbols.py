@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ._whole_root import under_whole_root
 from .errors import Unsupported
 from .records import Dim, SymbolBinding, TensorMeta
 
@@ -14,7 +15,7 @@ __all__ = ["bind_symbols", "dim", "dims", "is_symbolic", "tensor_meta", "used_sy
 
 
 def dim(size: int | torch.SymInt) -> Dim:
-    """``size`` as an int, or as the text of its expression (Python syntax: ``// % min max``)."""
+    """``size`` as an int, or as the text of its expression (Python syntax: ``// % min max isqrt``)."""
     if isinstance(size, int):
         return int(size)
     expr = size.node.expr
@@ -108,12 +109,15 @@ def _render(expr: Any) -> tuple[str, int]:
         return f"{name.lower()}({', '.join(_text(a) for a in expr.args)})", _ATOM
     if name == "Abs":
         return f"max({_text(expr.args[0])}, {_text(-expr.args[0])})", _ATOM
+    square = under_whole_root(expr)
+    if square is not None:
+        return f"isqrt({_text(square)})", _ATOM
     whole = _rounded_quotient(expr)
     if whole is not None:
         return _render(whole)
     raise Unsupported(
         f"a size is {expr}",
-        f"{name} has no form in the metadata, which knows + - * // % min and max over integers",
+        f"{name} has no form in the metadata, which knows + - * // % min, max and isqrt over integers",
         "Compute the size with these, or compile with static shapes",
     )
 

@@ -34,7 +34,7 @@ def unbacked_symbols(
     for view in (o.view for o in outputs if o.view is not None):
         dims += [*view.sizes, *view.strides, view.offset_delta]
     names = {name for text in dims if isinstance(text, str) for name in _NAME.findall(text)}
-    return names - {"min", "max"} - {binding.name for binding in told}
+    return names - {"min", "max", "isqrt"} - {binding.name for binding in told}
 
 
 def bind_unbacked_symbols(

@@ -5,9 +5,9 @@ each reader must pass.
 
 Note [Sizes as text]
     The operators are those of Python, with its precedences: ``or  and  not  == != < <= > >=  + -  * // %  -x  **`` and
-    ``min(a, b)``, ``max(a, b)``. A comparison has two sides. Atoms are integers, floats (guards may hold some),
-    ``True``, ``False`` and symbols: identifiers, maybe with a ``$`` or a ``%`` before them, which say of what kind the
-    symbol is. Which of all this a reader takes is its own decision.
+    ``min(a, b)``, ``max(a, b)``, ``isqrt(a)``, the square root rounded down. A comparison has two sides. Atoms are
+    integers, floats (guards may hold some), ``True``, ``False`` and symbols: identifiers, maybe with a ``$`` or a ``%``
+    before them, which say of what kind the symbol is. Which of all this a reader takes is its own decision.
 
     A tree is an ``int``, a ``float``, a ``bool``, a ``str`` (a symbol) or a tuple of an operator and its operands:
     ``"s0*4 - 1"`` is ``("-", ("*", "s0", 4), 1)``. Negation is ``("neg", x)``, but for a number, which it makes
@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 __all__ = [
+    "FUNCTIONS",
     "OPERATIONS",
     "SizeTextError",
     "Tree",
@@ -103,6 +104,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "**": operator.pow,
         "min": min,
         "max": max,
+        "isqrt": math.isqrt,
     }
 )
 """What the operators are for Python's numbers."""
@@ -139,6 +141,9 @@ _OPERAND = re.compile(
 _OPERATOR = re.compile(r"[ \t]*(//|\*\*|[=!<>]=|[-+*%<>]|(?:and|or)\b)", re.ASCII)
 _ANY_NUMBER = frozenset({"or", "and", "+", "*"})
 _CONSTANTS = {"True": True, "False": False}
+
+FUNCTIONS = frozenset({"min", "max", "isqrt"})
+"""What is written as a call."""
 
 
 class _Reader:
@@ -191,7 +196,7 @@ class _Reader:
             return value
         if text == "not":
             return ("not", self.read(_NOT))
-        if text in ("min", "max"):
+        if text in FUNCTIONS:
             self.expect("(")
             return self.call(text)
         if text in ("and", "or"):
@@ -199,13 +204,13 @@ class _Reader:
         return _CONSTANTS.get(text, text)
 
     def call(self, name: str) -> Tree:
-        """The operands of ``min`` or ``max``, behind the parenthesis."""
+        """The operands of a function, behind the parenthesis."""
         operands = [self.read(0)]
         while self.take(","):
             operands.append(self.read(0))
         self.expect(")")
-        if len(operands) < 2:
-            raise self.error(f"{name} takes two operands or more")
+        if (len(operands) == 1) != (name == "isqrt"):
+            raise self.error(f"{name} takes {'one operand' if name == 'isqrt' else 'two operands or more'}")
         return (name, *operands)
 
     def skip_blanks(self) -> None:
@@ -242,7 +247,7 @@ def _write(tree: Tree) -> tuple[str, int]:
             raise ValueError(f"{tree} is no size")
         return repr(tree), _UNARY if tree < 0 or str(tree).startswith("-") else _ATOM
     sign, *operands = tree
-    if sign in ("min", "max"):
+    if sign in FUNCTIONS:
         return f"{sign}({', '.join(_write(operand)[0] for operand in operands)})", _ATOM
     if sign == "neg":
         return f"-{_in_parentheses(operands[0], _UNARY)}", _UNARY

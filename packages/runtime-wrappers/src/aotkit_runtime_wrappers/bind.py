@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,7 @@ _RUNTIME: dict[str, Any] = {
     "_unsafe_view": unsafe_view,
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,
+    "isqrt": math.isqrt,
     "_write_late": write_late,
     "_zero_tangent": zero_tangent,
 }

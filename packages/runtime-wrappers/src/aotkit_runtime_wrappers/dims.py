@@ -15,9 +15,10 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "**": lambda base, exponent: int(base**exponent),
     "min": lambda *values: int(min(values)),
     "max": lambda *values: int(max(values)),
+    "isqrt": OPERATIONS["isqrt"],
 }
 # Locals of emitted code (see emit.py); a symbol of such a name would overwrite one.
-_RESERVED = re.compile(r"^(_.*|(in|base|fw|out|tg)\d+|args|box|result|grads|grad|ctx|run|torch|min|max)$")
+_RESERVED = re.compile(r"^(_.*|(in|base|fw|out|tg)\d+|args|box|result|grads|grad|ctx|run|torch|min|max|isqrt)$")
 
 
 def check_symbol_name(name: str) -> None:
@@ -64,7 +65,7 @@ def _parse(text: str) -> Tree:
 
 
 def _check(tree: Tree, text: str) -> None:
-    """The text may come from a file: nothing but integers, names, arithmetic, min and max gets through."""
+    """The text may come from a file: nothing but integers, names, arithmetic and functions of these gets through."""
     if isinstance(tree, str):
         check_symbol_name(tree)
     elif isinstance(tree, tuple) and tree[0] in _OPERATIONS:
@@ -73,7 +74,7 @@ def _check(tree: Tree, text: str) -> None:
     elif type(tree) is not int:
         raise PlanError(
             f"{write_size(tree)!r} in the size expression {text!r} is not supported; "
-            "write it with integers, symbols, + - * // % **, min and max"
+            "write it with integers, symbols, + - * // % **, min, max and isqrt"
         )
 
 

@@ -12,6 +12,7 @@ Note [Guards of an entry]
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -22,6 +23,7 @@ import torch
 from aotkit_cache import Uncacheable
 
 from .._size_text import OPERATIONS, Tree, evaluate_tree
+from .._whole_root import under_whole_root
 
 __all__ = ["Names", "evaluate", "guards_hold", "guards_of", "install_guards", "ranges_of", "tree_of"]
 
@@ -84,6 +86,9 @@ def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
         return float(expr)
     if kind == "Pow" and getattr(expr.args[1], "is_Integer", False) and int(expr.args[1]) > 0:
         return ["*", *[tree_of(expr.args[0], names)] * int(expr.args[1])]
+    square = under_whole_root(expr)
+    if square is not None:
+        return ["isqrt", tree_of(square, names)]
     if kind not in _PLAIN:
         raise Uncacheable(f"a size is the expression {expr}, in which {kind} has no stored form")
     return [_PLAIN[kind], *(tree_of(arg, names) for arg in expr.args)]
@@ -155,7 +160,13 @@ def _smallest(*values: Any) -> Any:
     return reduce(torch.sym_min, values)
 
 
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {**OPERATIONS, "max": _largest, "min": _smallest}
+def _whole_root(value: Any) -> Any:
+    return math.isqrt(value) if isinstance(value, int) else torch.sym_int(value**0.5)
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    **OPERATIONS, "max": _largest, "min": _smallest, "isqrt": _whole_root,
+}  # fmt: skip
 
 
 def evaluate(tree: Tree, values: Mapping[str, Any]) -> Any:

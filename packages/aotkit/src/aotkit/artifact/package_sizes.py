@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._notices import warn_user
-from .._size_text import Tree, fold, symbols_in
+from .._size_text import FUNCTIONS, Tree, fold, symbols_in
 from .guards import guards_hold
 
 __all__ = ["declared_ranges", "narrowed", "opened", "package_text", "place", "relation_text", "size_error"]
@@ -139,6 +139,6 @@ def relation_text(guard: Tree, arguments: Sequence[Mapping[str, Any]]) -> str:
 
 def _in_words(operation: str, operands: Sequence[Any]) -> str:
     texts = list(map(str, operands))
-    if operation in ("max", "min", "not"):
+    if operation == "not" or operation in FUNCTIONS:
         return f"{operation}({', '.join(texts)})"
     return f"({f' {operation} '.join(texts)})"

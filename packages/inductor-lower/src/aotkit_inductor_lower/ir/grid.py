@@ -33,6 +33,8 @@ def _evaluate_call(call: Call, env: Mapping[Symbol, Tensor | int]) -> Tensor:
         if bool((values[1] == 0).any()):
             raise ZeroDivisionError(f"index expression {call} divides by zero")
         return values[0] // values[1] if call.fn == "floordiv" else values[0] % values[1]
+    if call.fn == "isqrt":
+        return values[0].to(torch.float64).sqrt().to(torch.int64)
     result = values[0]
     for value in values[1:]:
         result = torch.minimum(result, value) if call.fn == "min" else torch.maximum(result, value)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, has_calls, to_expr
+from ..symbolic import Call, Expr, Symbol, SymbolKind, build_call, estimate, has_calls, to_expr
 
 __all__ = ["bounds", "drop_divisions", "hint", "lower_bound"]
 
@@ -44,11 +44,7 @@ def _drop_division(call: Call, upper: Mapping[Symbol, int]) -> Expr:
         low, high = bounds(args[0], upper)
         if low >= 0 and high < divisor:
             return to_expr(0) if call.fn == "floordiv" else args[0]
-    if call.fn == "floordiv":
-        return args[0] // args[1]
-    if call.fn == "mod":
-        return args[0] % args[1]
-    return Expr((((Call(call.fn, args),), 1),))
+    return build_call(call.fn, args)
 
 
 def bounds(expr: Expr, upper: Mapping[Symbol, int]) -> tuple[float, float]:
@@ -78,6 +74,8 @@ def _atom_bounds(atom: Symbol | Call, upper: Mapping[Symbol, int]) -> tuple[floa
         return min(a for a, _ in args), min(b for _, b in args)
     if atom.fn == "max":
         return max(a for a, _ in args), max(b for _, b in args)
+    if atom.fn == "isqrt":
+        return 0.0, math.sqrt(max(args[0][1], 0.0))
     (low, high), (divisor_low, divisor_high) = args
     if atom.fn == "mod":
         return (0.0, divisor_high) if divisor_low >= 0 else (-math.inf, math.inf)

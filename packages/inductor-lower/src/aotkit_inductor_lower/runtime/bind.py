@@ -3,6 +3,7 @@ run. The same for all targets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -116,6 +117,7 @@ def _bound(
         lease=pool.lease,
         lease_block=pool.lease_block,
         give_back=pool.give_back,
+        isqrt=math.isqrt,
         give_back_block=pool.arenas.give_back,
         empty=guarded_empty if redzones else loaded.empty,
         empty_large=guarded_empty if redzones else loaded.empty_large or loaded.empty,

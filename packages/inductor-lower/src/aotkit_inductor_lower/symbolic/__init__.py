@@ -1,6 +1,6 @@
 """Integer index expressions and what can be proven about them."""
 
-from .expr import Call, Expr, Symbol, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
+from .expr import Call, Expr, Symbol, SymbolKind, build_call, floordiv, isqrt, mod, smax, smin, sym, to_expr
 from .ranges import Bounds, Ranges, bounds, estimate, prove_le, prove_lt, prove_nonnegative
 from .simplify import contiguous_strides, has_calls, product, reshape_indices, simplify, strides_of
 from .sympy_bridge import UnsupportedExpression, from_symint
@@ -14,11 +14,13 @@ __all__ = [
     "SymbolKind",
     "UnsupportedExpression",
     "bounds",
+    "build_call",
     "contiguous_strides",
     "estimate",
     "floordiv",
     "from_symint",
     "has_calls",
+    "isqrt",
     "mod",
     "product",
     "prove_le",

@@ -1,7 +1,7 @@
 """Integer index expressions: a small canonical type for sizes, strides and addresses.
 
 An :class:`Expr` is a sum of integer multiples of products of atoms; an atom is a :class:`Symbol` or a
-:class:`Call` of ``floordiv``, ``mod``, ``min`` or ``max``. Building one canonicalises it, so two expressions
+:class:`Call` of ``floordiv``, ``mod``, ``min``, ``max`` or ``isqrt``. Building one canonicalises it, so two expressions
 that expand to the same polynomial are equal and hash alike. Arithmetic is on mathematical integers, division
 rounds towards minus infinity as in Python. Sizes are taken to be non-negative and divisors not zero.
 
@@ -19,6 +19,7 @@ Note [Atoms are their text]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from .terms import Symbol, SymbolKind, common_factor, divide_monomial, sum_text
@@ -30,7 +31,9 @@ __all__ = [
     "ExprLike",
     "Symbol",
     "SymbolKind",
+    "build_call",
     "floordiv",
+    "isqrt",
     "mod",
     "smax",
     "smin",
@@ -40,7 +43,7 @@ __all__ = [
 
 
 class Call(str):
-    """``floordiv``, ``mod``, ``min`` or ``max`` of expressions: an atom that does not expand further."""
+    """``floordiv``, ``mod``, ``min``, ``max`` or ``isqrt`` of expressions: an atom that does not expand further."""
 
     __slots__ = ("args", "fn")
     fn: str
@@ -334,6 +337,12 @@ def smax(*args: Expr | int | Symbol) -> Expr:
     return _min_max("max", args)
 
 
+def isqrt(x: Expr | int | Symbol) -> Expr:
+    """The square root of ``x``, which is at least 0, rounded down."""
+    x = to_expr(x)
+    return _call("isqrt", (x,)) if x.constant is None else to_expr(math.isqrt(x.constant))
+
+
 # -- helpers -----------------------------------------------------------------------------------------
 
 
@@ -484,7 +493,16 @@ def _substitute_atom(atom: Atom, env: Mapping[Symbol, Expr]) -> Expr:
         found = env.get(atom)
         return to_expr(atom) if found is None else found
     args = tuple([arg.substitute(env) for arg in atom.args])
-    return _min_max(atom.fn, args) if atom.fn in ("min", "max") else (floordiv if atom.fn == "floordiv" else mod)(*args)
+    return build_call(atom.fn, args)
+
+
+def build_call(fn: str, args: Iterable[Expr]) -> Expr:
+    """A call with these arguments, canonicalised again."""
+    if fn in ("min", "max"):
+        return _min_max(fn, args)
+    if fn == "isqrt":
+        return isqrt(*args)
+    return floordiv(*args) if fn == "floordiv" else mod(*args)
 
 
 def _evaluate_call(atom: Call, env: Mapping[Symbol, int]) -> int:
@@ -493,6 +511,8 @@ def _evaluate_call(atom: Call, env: Mapping[Symbol, int]) -> int:
         return values[0] // values[1]
     if atom.fn == "mod":
         return values[0] % values[1]
+    if atom.fn == "isqrt":
+        return math.isqrt(max(values[0], 0))  # an estimate may be of a size that cannot be
     return (min if atom.fn == "min" else max)(values)
 
 

@@ -13,6 +13,7 @@ Note [Empty loops]
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -110,6 +111,9 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int | None, int | None]:
     if atom.fn == "max":
         lows = [*(a.low for a in args if a.low is not None), *(-(-total // 2) for total in _constant_sums(atom))]
         return max(lows, default=None), _greatest([a.high for a in args])
+    if atom.fn == "isqrt":
+        ((low, high),) = ((x.low, x.high) for x in args)
+        return math.isqrt(max(low or 0, 0)), None if high is None else math.isqrt(max(high, 0))
     x, d = args
     if d.low is None or d.low < 0:
         return None, None
@@ -257,6 +261,8 @@ def _lower_ends(call: Call, search: _Search, depth: int) -> list[Expr]:
     """Lower bounds of a call; of ``min`` its arguments (each must then do)."""
     if call.fn in ("min", "max"):
         return list(call.args)
+    if call.fn == "isqrt":
+        return [to_expr(0)]
     x, d = call.args
     if not _prove(d, search, depth):
         return []
@@ -267,7 +273,7 @@ def _lower_ends(call: Call, search: _Search, depth: int) -> list[Expr]:
 
 def _upper_ends(call: Call, search: _Search, depth: int) -> list[Expr]:
     """Upper bounds of a call; of ``max`` its arguments (each must then do)."""
-    if call.fn in ("min", "max"):
+    if call.fn in ("min", "max", "isqrt"):
         return list(call.args)
     x, d = call.args
     if not _prove(d, search, depth):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import gcd
 
-from .expr import Atom, Call, Expr, Monomial, Symbol, SymbolKind, floordiv, mod, smax, smin, to_expr
+from .expr import Atom, Call, Expr, Monomial, Symbol, SymbolKind, build_call, floordiv, mod, smax, smin, to_expr
 from .ranges import Ranges, bounds, prove_le, prove_lt, prove_nonnegative
 
 __all__ = ["contiguous_strides", "product", "reshape_indices", "simplify", "strides_of"]
@@ -35,7 +35,7 @@ def _simplify_call(call: Call, ranges: Ranges) -> Expr:
         return smin(*_undominated(args, ranges, smallest=True))
     if call.fn == "max":
         return smax(*_undominated(args, ranges, smallest=False))
-    built = floordiv(*args) if call.fn == "floordiv" else mod(*args)
+    built = build_call(call.fn, args)
     atom = _lone_call(built)
     if atom is None:  # the canonical form already changed it; what is left inside may be new
         return built if built == _call_expr(call) else simplify(built, ranges)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .expr import Expr, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
+from .._whole_root import under_whole_root
+from .expr import Expr, SymbolKind, floordiv, isqrt, mod, smax, smin, sym, to_expr
 
 if TYPE_CHECKING:
     import sympy
@@ -95,7 +96,10 @@ def _quotient(x: sympy.Expr, d: sympy.Expr, name_of: NameOf) -> tuple[Expr, Expr
 
 
 def _floor(e: sympy.Expr, name_of: NameOf) -> Expr:
-    """``floor(3*s0/2)``: a rational factor, whose denominator becomes the divisor."""
+    """``floor(3*s0/2)``: a rational factor, whose denominator becomes the divisor; or a root."""
+    square = under_whole_root(e)
+    if square is not None:
+        return isqrt(_convert(square, name_of))
     numerator, denominator = _rational(e).as_numer_denom()
     above, below = _quotient(numerator, denominator, name_of)
     return floordiv(above, below)
@@ -103,6 +107,8 @@ def _floor(e: sympy.Expr, name_of: NameOf) -> Expr:
 
 def _trunc(e: sympy.Expr, name_of: NameOf) -> Expr:
     """Towards zero: ``int(...)`` of Python."""
+    if under_whole_root(e) is not None:
+        return _floor(e, name_of)
     value = _rational(e)
     if value.is_nonnegative:
         return _floor(e, name_of)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._size_text import SizeTextError, fold, scan_size
-from .expr import Expr, Symbol, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
+from .expr import Expr, Symbol, SymbolKind, floordiv, isqrt, mod, smax, smin, sym, to_expr
 
 __all__ = ["ScanError", "Scanner", "parse_expr", "scan_expr"]
 
@@ -83,7 +83,8 @@ def parse_expr(text: str) -> Expr:
 
 
 def scan_expr(scanner: Scanner) -> Expr:
-    """Read one expression: sums of products of symbols, integers, parentheses, ``//``, ``%``, ``min()``, ``max()``.
+    """Read one expression: sums of products of symbols, integers, parentheses, ``//``, ``%``, ``min()``, ``max()``,
+    ``isqrt()``.
 
     It is one of the language of sizes, in which a symbol has the sign of its kind before it.
     """
@@ -123,4 +124,5 @@ _OPERATIONS: dict[str, Callable[..., Expr]] = {
     "%": mod,
     "min": smin,
     "max": smax,
+    "isqrt": isqrt,
 }

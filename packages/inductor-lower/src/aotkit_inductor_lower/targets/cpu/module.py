@@ -318,6 +318,8 @@ class _Sizes:
             entry = em.pure("ptr", f"getelementptr i64, ptr %frame, i64 {self._slots[atom]}")
             return em.pure("i64", f"load i64, ptr {entry.text}", entry)
         args = [self.value(arg) for arg in atom.args]
+        if atom.fn == "isqrt":
+            return em.square_root(args[0])
         if atom.fn in ("floordiv", "mod"):
             if lower_bound(atom.args[0]) < 0:  # a size is not negative, but -(-n // 3) is one
                 return self._floor(atom.fn, *args)

@@ -153,6 +153,8 @@ class KernelContext:
                 return self.values[atom.name].parts[0]
             return self.symbols[atom]
         args = [self.scalar(arg) for arg in atom.args]
+        if atom.fn == "isqrt":  # of sizes, which are the same in all lanes
+            return self.em.square_root(args[0])
         if atom.fn in ("min", "max"):
             result = args[0]
             for other in args[1:]:

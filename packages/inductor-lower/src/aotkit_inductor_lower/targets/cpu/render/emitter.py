@@ -165,6 +165,14 @@ class Emitter:
             b = self.pure("i64", f"call i64 @llvm.umax.i64(i64 {b.text}, i64 1)", b)
         return self.pure("i64", f"{op} i64 {a.text}, {b.text}", a, b)
 
+    def square_root(self, a: Ssa) -> Ssa:
+        """Of a non-negative i64 below 2**52, rounded down: a float's root of a square is exact, and no other one is
+        rounded up to an integer."""
+        self.declare("llvm.sqrt.f64", "double", ("double",))
+        number = self.pure("double", f"uitofp i64 {a.text} to double", a)
+        root = self.pure("double", f"call double @llvm.sqrt.f64(double {number.text})", number)
+        return self.pure("i64", f"fptoui double {root.text} to i64", root)
+
     def minimum(self, a: Ssa, b: Ssa) -> Ssa:
         """The smaller of two signed i64."""
         x, y = a.constant, b.constant

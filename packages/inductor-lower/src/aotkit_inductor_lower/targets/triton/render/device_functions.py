@@ -420,3 +420,8 @@ def index_floor_divide(x, d):  # of a positive divisor
 def index_modulo(x, d):
     rest = x % d
     return tl.where(rest < 0, rest + d, rest)
+
+
+@jit
+def index_square_root(n):  # rounded down; exact as long as n is below 2**52
+    return tl.sqrt(tl.cast(n, tl.float64)).to(tl.int64)

@@ -35,6 +35,8 @@ def _call_text(call: Call, symbol_text: Callable[[Symbol], str]) -> str:
         if lower_bound(call.args[0]) < 0:
             return f"{'index_floor_divide' if call.fn == 'floordiv' else 'index_modulo'}({args[0]}, {args[1]})"
         return f"({args[0]} {'//' if call.fn == 'floordiv' else '%'} {args[1]})"
+    if call.fn == "isqrt":
+        return f"index_square_root({args[0]})"
     result = args[0]
     for arg in args[1:]:
         result = f"tl.{call.fn}imum({result}, {arg})"
