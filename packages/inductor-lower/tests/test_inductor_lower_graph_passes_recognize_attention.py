@@ -515,3 +515,43 @@ def test_a_number_that_its_type_does_not_hold_hides_nothing(number: float, dtype
     fills = gm.graph.find_nodes(op="call_function", target=aten.full.default)
     assert [number_of(node) for node in fills] == [0, None]
     rewritten(gm, read_operands)
+
+
+def scaled_by_zero(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q * 0.0) @ k.mT).softmax(-1) @ v
+
+
+def scaled_by_short_number(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * torch.full((), 0.1118, dtype=torch.bfloat16)).softmax(-1) @ v
+
+
+def hidden_by_too_large_a_number(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Which becomes infinite in the scores' type, so that the query which sees no key has nan."""
+    queries, keys = (torch.arange(length)[:, None] for length in (q.shape[2], k.shape[2]))
+    return torch.where((queries != 3) & (keys.mT < 40), q @ k.mT, -3.4e38).softmax(-1) @ v
+
+
+NUMBERS = [
+    (scaled_by_zero, torch.float32),
+    (scaled_by_short_number, torch.float32),
+    (hidden_by_too_large_a_number, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("function", "dtype"), NUMBERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_numbers_are_those_that_eager_has(function: Function, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 48, 16).div(2).to(dtype) for _ in range(3))
+    given = [query, key, value]
+    gm = joint(function, given, (0, 1, 2))
+    needed = [tensor.clone().requires_grad_() for tensor in given]
+    want = function(*needed)
+    gradient = torch.randn_like(want)
+    wanted = [want, *torch.autograd.grad(want, needed, gradient)]
+    got = compile_graph(gm)([gradient, *given])
+    narrow = dtype is not torch.float32
+    for x, y in zip(got, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=3e-2 if narrow else 2e-6, equal_nan=True)
+    alone = make_fx(lambda *args: [function(*args)], decompositions(), tracing_mode="fake")(*given)
+    (x,) = compile_graph(alone)(list(given))
+    torch.testing.assert_close(x, want.detach(), rtol=0, atol=3e-2 if narrow else 2e-6, equal_nan=True)

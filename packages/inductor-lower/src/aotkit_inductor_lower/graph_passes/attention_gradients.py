@@ -225,7 +225,7 @@ class _Finder:
             return None
         if gradient.source.meta["val"].dtype != written.out.meta["val"].dtype:
             return None
-        slope = self.slope * (query.scale or 1.0) * (key.scale or 1.0)
+        slope = self.slope * query.factor * key.factor
         found = Gradients(*places, gradient, _earliest([first, *products]), slope)
         if readers:
             found = replace(found, of_scores=self.of_scores, readers=readers)

@@ -39,26 +39,30 @@ _FILLS = {
 
 
 def number_of(value: object) -> float | None:
-    """A number, or a tensor that the graph fills with one."""
+    """A number, or the one that a tensor has which the graph fills with one."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, Node) and value.target is aten._to_copy.default and not isinstance(value.args[0], Node):
         dtype = value.kwargs.get("dtype")  # vmap makes tensors of numbers
-        return number_of(value.args[0]) if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
+        made = number_of(value.args[0]) if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
+        return made if made is None else _held(value.meta["val"].dtype, made)
     if isinstance(value, Node) and value.target in _FILLS:
         place = _FILLS[value.target]
         number = 0.0 if place is None else number_of(value.args[place])
-        return number if number is None or _holds(value.meta["val"].dtype, number) else None
+        return number if number is None else _held(value.meta["val"].dtype, number)
     return None
 
 
-def _holds(dtype: torch.dtype, number: float) -> bool:
-    """Whether a tensor of this type that is filled with a number has that number, but for a rounding."""
-    if dtype.is_floating_point or number == 0:
-        return True
+def _held(dtype: torch.dtype, number: float) -> float | None:
+    """What a tensor of this type has that is filled with a number: rounded, maybe to infinity. ``None`` where that is
+    another number."""
+    if dtype.is_floating_point:
+        return number if dtype is torch.float64 else torch.tensor(number, dtype=torch.float64).to(dtype).item()
+    if number == 0:
+        return number
     if dtype is torch.bool or dtype.is_complex or not number.is_integer():
-        return False
-    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+        return None
+    return number if torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max else None
 
 
 def scaled_by(node: Node) -> float | None:
@@ -97,8 +101,8 @@ def is_turned(node: object, dims: int) -> Node | None:
 
 
 def hiding(node: object) -> tuple[Node, bool, float, Node] | None:
-    """Of a choice between a tensor and a number: the condition, whether it says where the number is, the number, and
-    the tensor."""
+    """Of a choice between a tensor and a number: the condition, whether it says where the number is, the number as the
+    result has it, and the tensor."""
     if not isinstance(node, Node):
         return None
     if node.target is aten.masked_fill.Scalar:
@@ -111,6 +115,7 @@ def hiding(node: object) -> tuple[Node, bool, float, Node] | None:
         tensor, number = (no, number_of(yes)) if inverted else (yes, number_of(no))
     else:
         return None
+    number = None if number is None else _held(node.meta["val"].dtype, number)
     if not isinstance(condition, Node) or number is None or not isinstance(tensor, Node):
         return None
     return condition, inverted, number, tensor

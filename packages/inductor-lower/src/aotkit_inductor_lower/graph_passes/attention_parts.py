@@ -50,6 +50,11 @@ class Operand:
     scale: float | None = None
     whole: Node | None = None
 
+    @property
+    def factor(self) -> float:
+        """What it is multiplied by, which may be 0."""
+        return 1.0 if self.scale is None else self.scale
+
 
 @dataclass(slots=True)
 class Written:
@@ -394,7 +399,7 @@ class _Finder:
         wide = _narrow(scores, out) is not None
         if scores.meta["val"].dtype not in _TYPES or not self._masks_fit():
             return None
-        if (out.meta["val"].dtype != scores.meta["val"].dtype and not wide) or self.scale == 0:
+        if out.meta["val"].dtype != scores.meta["val"].dtype and not wide:
             return None
         left, right = scores.args
         query = find_operand(left, (batch, heads, queries, width), wide=wide)  # type: ignore[arg-type]
@@ -405,7 +410,9 @@ class _Finder:
         dtypes = {operand.source.meta["val"].dtype for operand in (query, key, value)}
         if dtypes != {out.meta["val"].dtype}:
             return None
-        scale = self.scale * (query.scale or 1.0) * (key.scale or 1.0)
+        scale = self.scale * query.factor * key.factor
+        if scale == 0:
+            return None
         return Written(
             (batch, heads, queries, keys, width),
             (scores, out),
