@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_inductor_lower import compile_graph, decompositions
-from aotkit_inductor_lower.graph_passes.attention_nodes import number_of
+from aotkit_inductor_lower.graph_passes.attention_nodes import number_of, scaled_by
 from aotkit_inductor_lower.graph_passes.attention_operands import read_operands
 from aotkit_inductor_lower.graph_passes.recognize_attention import recognize_attention
 from aotkit_inductor_lower.graph_passes.remove_noops import remove_noops
@@ -515,6 +516,24 @@ def test_a_number_that_its_type_does_not_hold_hides_nothing(number: float, dtype
     fills = gm.graph.find_nodes(op="call_function", target=aten.full.default)
     assert [number_of(node) for node in fills] == [0, None]
     rewritten(gm, read_operands)
+
+
+def test_a_factor_that_only_a_call_tells_is_no_number() -> None:
+    graph = Graph()
+    x, factor = graph.placeholder("x"), graph.placeholder("factor")
+    factor.meta["val"] = ShapeEnv().create_unbacked_symfloat()
+    for target in (aten.mul.Tensor, aten.div.Tensor):
+        assert scaled_by(graph.call_function(target, (x, factor))) is None
+
+
+def test_a_term_that_only_a_call_tells_is_no_mask() -> None:
+    gm = joint(lambda q, k, v, bias, seen: (q @ k.mT + 3.0).softmax(-1) @ v, operands(), (0, 1, 2))
+    (add,) = (n for n in gm.graph.nodes if n.target is aten.add.Tensor)
+    with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+        term = gm.graph.placeholder("term")
+    term.meta["val"] = ShapeEnv().create_unbacked_symfloat()
+    add.update_arg(1, term)
+    assert recognize_attention(gm.graph, 100, lambda *_: True) == 0
 
 
 def scaled_by_zero(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -69,11 +69,11 @@ def scaled_by(node: Node) -> float | None:
     """What a node multiplies its first argument by, if that is a number."""
     if node.target not in _FACTORS or node.kwargs:
         return None
-    number = number_of(node.args[1])
     second = node.args[1]
-    if isinstance(second, Node) and second.meta["val"].dim():
+    number = number_of(second)  # None also where it is a float that only a call tells
+    if number is None or (isinstance(second, Node) and second.meta["val"].dim()):
         return None
-    if number is None or node.target not in _DIVISIONS:
+    if node.target not in _DIVISIONS:
         return number
     return 1 / number if number else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 import torch
 from torch.fx import Node
@@ -269,7 +270,7 @@ class _Finder:
     def _add(self, node: Node) -> Node | None:
         """A mask that is added to scores, the other operand."""
         left, right = node.args[:2]
-        if not isinstance(left, Node) or not isinstance(right, Node):
+        if not _is_tensor(left) or not _is_tensor(right):
             return None
         scores, mask = (left, right) if is_left(left, right) else (right, left)
         subtracts = node.target is aten.sub.Tensor
@@ -297,7 +298,7 @@ class _Finder:
     def _add_more(self, node: Node) -> Node | None:
         """One more term, where the one before is no choice of its own."""
         left, right = node.args[:2]
-        if not isinstance(left, Node) or not isinstance(right, Node) or not (self.seen is None or self.replaces):
+        if not _is_tensor(left) or not _is_tensor(right) or not (self.seen is None or self.replaces):
             return None
         scores, term = (left, right) if is_left(left, right) else (right, left)
         subtracts = node.target is aten.sub.Tensor
@@ -450,6 +451,11 @@ class _Finder:
         if any(value.dtype != torch.float32 or not _spreads(value, sizes) for value in values):
             return False  # they are added up as scores are
         return any(value.dim() and same_number(value.shape[-1], sizes[-1]) for value in values)
+
+
+def _is_tensor(value: object) -> TypeGuard[Node]:
+    """Whether it is a node for a tensor, and for no float that only a call tells."""
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def scores_of_products(softmax: Node) -> torch.Tensor | None:
