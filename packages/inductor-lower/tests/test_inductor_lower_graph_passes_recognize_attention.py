@@ -550,7 +550,14 @@ def hidden_by_too_large_a_number(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where((queries != 3) & (keys.mT < 40), q @ k.mT, -3.4e38).softmax(-1) @ v
 
 
+def hidden_before_a_cast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    queries, keys = (torch.arange(length)[:, None] for length in (q.shape[2], k.shape[2]))
+    scores = torch.where((queries != 3) & (keys.mT < 40), (q @ k.mT).float(), -3.4e38)
+    return scores.to(q.dtype).softmax(-1) @ v
+
+
 NUMBERS = [
+    (hidden_before_a_cast, torch.bfloat16),
     (scaled_by_zero, torch.float32),
     (scaled_by_short_number, torch.float32),
     (hidden_by_too_large_a_number, torch.bfloat16),

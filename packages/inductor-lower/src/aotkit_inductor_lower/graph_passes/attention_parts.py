@@ -186,7 +186,7 @@ class _Finder:
 
     def __init__(self, softmax: Node, bodies: bool, places: bool) -> None:
         self.softmax, self.bodies, self.places, self.window = softmax, bodies, places, 0
-        self.cap = 0.0
+        self.cap, self.narrowed = 0.0, False
         self.inner: list[Node] = [softmax]
         self.scale = 1.0
         self.added: Node | None = None
@@ -223,6 +223,7 @@ class _Finder:
         """The scores that a node makes others of; ``None`` for any other node."""
         first = node.args[0]
         if node.target in RESHAPES or is_cast(node):
+            self.narrowed |= node.meta["val"].dtype is not torch.float32 and is_cast(node)
             return first if isinstance(first, Node) and _same_count(first, node) else None
         number = scaled_by(node)
         if number is not None:
@@ -230,8 +231,8 @@ class _Finder:
             return first if math.isfinite(self.scale) and isinstance(first, Node) else None
         if node.target is aten.tanh.default:
             return self._cap(first)
-        if self.scale != 1.0 or self.cap or not self._lies_as_scores(node):
-            return None
+        if self.scale != 1.0 or self.cap or self.narrowed or not self._lies_as_scores(node):
+            return None  # what a mask adds may become infinite where it is narrowed
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
             return self._add(node) if self.added is None else self._add_more(node)
         choice = hiding(node) if self.seen is None and self.added is None else None
