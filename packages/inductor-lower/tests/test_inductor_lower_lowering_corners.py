@@ -286,6 +286,19 @@ def test_gradients_of_losses_of_nothing_are_nothing(reduction):
         assert compile_graph(graph)([grad, x, y])[0].shape == (3, 0)
 
 
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_large_margins_are_as_exact_as_in_eager_mode(dtype, reduction):
+    x, target = torch.linspace(-40, 40, 65).to(dtype), torch.ones(65, dtype=dtype)
+    target[::2] = -1
+    grad = torch.ones(65 if reduction == 0 else (), dtype=dtype)
+    graph = make_fx(lambda *a: aten.soft_margin_loss_backward(*a, reduction), decompositions())(grad, x, target)
+    (result,) = compile_graph(graph)([grad, x, target])
+    want = aten.soft_margin_loss_backward(grad, x, target, reduction)
+    rtol = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(result, want, rtol=rtol, atol=0)
+
+
 def test_targets_without_a_sign_are_negated_as_in_eager_mode():
     x, target = rows(6), torch.tensor([0, 1, 16, 255, 2, 3], dtype=torch.uint8)
     for op, args in (

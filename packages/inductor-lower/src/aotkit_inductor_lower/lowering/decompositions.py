@@ -186,6 +186,17 @@ def _soft_margin_loss(decompose: Callable[..., Any], *args: Any, **kwargs: Any) 
     return decompose(*args, **kwargs) if fits else NotImplemented
 
 
+def _soft_margin_loss_backward(
+    _: Callable[..., Any], grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = 1
+) -> Any:
+    """Torch's takes 1 from a sigmoid that is nearly 1 where the margin is large, so that little or nothing is left."""
+    kind = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    wide, dtype = torch._prims_common.elementwise_dtypes(grad, x, target, type_promotion_kind=kind)
+    grad, x, target = (each.to(wide) for each in (grad, x, target))
+    result = grad * -target * torch.sigmoid(-(target * x))
+    return (result / x.numel() if reduction == 1 else result).to(dtype)
+
+
 def _cross_entropy(decompose: Callable[..., Any], x: torch.Tensor, target: torch.Tensor, *rest: Any, **how: Any) -> Any:
     """Of one size; eager writes the loss over the target, and refuses what does not fit there."""
     same = x.dim() == target.dim() and all(guard_or_false(a == b) for a, b in zip(x.shape, target.shape, strict=True))
@@ -310,6 +321,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,
     torch.ops.aten.ldexp.Tensor: _ldexp,
     torch.ops.aten.soft_margin_loss.default: _soft_margin_loss,
+    torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     torch.ops.aten.threshold.default: _threshold,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.logit_backward.default: _logit_backward,
