@@ -106,12 +106,17 @@ def _restrided_members(input_plan: InputPlan) -> list[int]:
 
 
 def _bump_versions(metadata: CallContract, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
-    """Version counters of the arguments behind a written base that has another one."""
-    return [
-        BumpVersions(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
-        for base, info, changed in zip(input_plan.bases, metadata.inputs, restrided, strict=False)
-        if base.flat and info.mutation is not MutationKind.NONE and not info.mutation_hidden_from_autograd
-    ]
+    """Version counters of the arguments behind a written base that has another one: all of them if it is flat, else
+    those that ``.data`` gave."""
+    operations: list[Operation] = []
+    for number, (base, info) in enumerate(zip(input_plan.bases, metadata.inputs, strict=False)):
+        if info.mutation is MutationKind.NONE or info.mutation_hidden_from_autograd:
+            continue
+        if base.flat or len({member.view.requires_grad for member in base.views}) > 1:
+            members = tuple(f"in{member}" for member in base.members)
+            steps = max(info.version_steps - restrided[number], 1)
+            operations.append(BumpVersions(members, steps, None if base.flat else f"base{number}"))
+    return operations
 
 
 def _check_records(metadata: CallContract, names: Sequence[Value]) -> None:
