@@ -67,7 +67,7 @@ def test_a_hook_that_changes_what_is_saved_changes_the_gradient_as_in_eager():
         torch.testing.assert_close(torch.autograd.grad(out, x)[0], 20 * x.detach())
 
 
-@pytest.mark.covers("F4.37")
+@pytest.mark.covers("F2.44")
 def test_a_hook_may_give_saved_tensors_back_with_other_strides():
     """As offloading to pinned memory does to a transposed tensor. Kernels read memory as they were compiled to."""
 

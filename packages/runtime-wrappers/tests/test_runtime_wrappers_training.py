@@ -254,7 +254,7 @@ def test_saved_tensors_hooks_of_the_user_see_what_is_saved(how):
     torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-@pytest.mark.covers("F4.37")
+@pytest.mark.covers("F2.44")
 def test_tensors_that_hooks_give_back_have_the_form_that_the_backward_was_compiled_for(how):
     """Compiled code reads memory: other strides are brought into form, other elements and sizes refused."""
     read = []
