@@ -7,8 +7,8 @@ Note [Triton kernels of a user's own]
     processes names it instead: the module and name of its function, and a digest of all that it says. That is its
     source; that of every function it calls; the values of the global variables and of the variables of enclosing
     functions that it reads; the default values and settings of its parameters; the configurations of its autotuner and
-    the code of its heuristics and hooks; and Triton's version. Whatever else it reads has no text, and then it has no
-    name either.
+    its heuristics and hooks, with what these read; and Triton's version. Whatever else it reads has no text, and then
+    it has no name either.
 
     Nothing of a kernel is kept: it is found among those that torch's table has (Dynamo puts them there while it
     traces) or in its module, if that is imported, and is only used if it says the same. Nothing is imported for it.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import hashlib
 import inspect
 import json
@@ -247,8 +248,11 @@ class _Text:
         if id(function) not in self.seen:
             self.seen.add(id(function))
             yield from self._code(function.__code__)
+            for parameter, value in _defaults(function):
+                yield from self._value(f"default of {parameter}", value)
             read = inspect.getclosurevars(function)
-            for variable, value in {**read.globals, **read.nonlocals}.items():
+            inside = {v: function.__globals__[v] for v in _read_inside(function.__code__) if v in function.__globals__}
+            for variable, value in {**inside, **read.globals, **read.nonlocals}.items():
                 yield from self._value(variable, value)
 
     def _code(self, code: types.CodeType) -> Iterator[str]:
@@ -258,6 +262,21 @@ class _Text:
                 yield from self._code(constant)
             else:
                 yield repr(constant)
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What parameters are if a call leaves them out: often variables of the moment, as in ``lambda args, n=n: n``."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not parameter.empty:
+            yield name, parameter.default
+
+
+def _read_inside(code: types.CodeType) -> Iterator[str]:
+    """The global variables that functions and comprehensions within this one read."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from (step.argval for step in dis.get_instructions(constant) if step.opname == "LOAD_GLOBAL")
+            yield from _read_inside(constant)
 
 
 def _chain(node: ast.AST) -> tuple[str, ...]:

@@ -177,6 +177,14 @@ def test_unsupported_device_runs_eagerly_with_one_notice_or_raises() -> None:
         compile_strict(lambda t: t + 2)(x)
 
 
+def test_tensors_of_zeros_without_memory_run_eagerly() -> None:
+    """A kernel that was given one ended the process. Gradients of forward mode are such tensors where they are zero."""
+    compiled = torch.compile(lambda t: t + 1, backend="aotkit")
+    assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+    with pytest.warns(aotkit.EagerFallback, match="has no memory"):
+        assert compiled(torch._efficientzerotensor((3,))).tolist() == [1, 1, 1]
+
+
 def test_what_is_refused_runs_eagerly_with_one_notice() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * (x.shape[0] > 4)  # a condition on sizes, used as a number

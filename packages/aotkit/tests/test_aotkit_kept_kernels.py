@@ -199,6 +199,41 @@ def test_names_of_kernels_differ_by_all_that_they_say(kernels: Callable[..., Mod
     assert kernel_name(module.kernel).digest != first.digest
 
 
+WIDTH = 2
+
+
+def _chosen_by(choose: Callable[..., int]) -> Any:
+    return triton.heuristics({"BY": choose})(reads_an_argument)
+
+
+@triton.jit
+def reads_an_argument(x_ptr, BY: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(x_ptr, BY)
+
+
+def _with_default(n: int) -> Callable[..., int]:
+    return lambda args, n=n: n
+
+
+def _with_keyword(n: int) -> Callable[..., int]:
+    def choose(args: Any, *, n: int = n) -> int:
+        return n
+
+    return choose
+
+
+def _with_global(n: int) -> Callable[..., int]:
+    globals()["WIDTH"] = n
+    return lambda args: max(WIDTH + i for i in range(2))
+
+
+@pytest.mark.parametrize("made_with", [_with_default, _with_keyword, _with_global])
+def test_names_of_kernels_differ_by_all_that_heuristics_read(made_with: Callable[[int], Callable[..., int]]) -> None:
+    """Default values of parameters, and global variables that only a comprehension within reads."""
+    digests = [kernel_name(_chosen_by(made_with(n))).digest for n in (2, 3, 2)]
+    assert digests[0] == digests[2] != digests[1]
+
+
 LIMIT = object()
 
 

@@ -167,6 +167,38 @@ def test_a_compiled_module_behaves_as_the_module_whatever_compiles_it(compiler: 
     assert set(compiled.state_dict()) == {f"orig_module.{name}" for name in theirs.state_dict()}
 
 
+class _Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros(3))
+        self.register_buffer("other", torch.full((3,), 5.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x + self.bias + self.count * self.other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m._buffers.update(count=m.bias.detach()),
+        lambda m: m._buffers.update(count=m.other.view(3)),
+        lambda m: setattr(m.count, "data", m.other),
+    ],
+    ids=["a view of a parameter", "a view of a buffer", "its memory"],
+)
+def test_a_written_buffer_may_be_given_memory_of_another_one(change: Callable[[Any], Any]) -> None:
+    results = []
+    for compiled in (True, False):
+        model = _Counts()
+        call = aotkit.aot_module(model, aotkit.nop) if compiled else model
+        call(torch.zeros(3))
+        change(model)
+        results.append([call(torch.zeros(3)).detach(), *model.state_dict().values()])
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.covers("F2.2")
 def test_a_replaced_parameter_and_a_tied_one_are_seen() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))

@@ -598,6 +598,17 @@ def test_layers_that_differ_in_one_number_are_not_alike() -> None:
     assert find_layers(graph_of(Powers(), torch.randn(5, 8)), 6) == []
 
 
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (complex(0.0, 0.0), complex(0.0, -0.0))], ids=["real", "complex"])
+def test_layers_that_differ_in_the_sign_of_a_zero_are_not_alike(zeros: tuple[complex, complex]) -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in range(12):
+                x = torch.tanh(x + zeros[layer in (4, 8)]) + x.roll(1)
+            return x
+
+    assert find_layers(graph_of(Sums(), torch.randn(5, 8, dtype=torch.complex64)), 6) == []
+
+
 def test_layers_that_take_other_values_are_not_alike() -> None:
     """Each layer reads the result of the layer before the last one, the first two the input."""
 

@@ -67,6 +67,24 @@ def test_a_hook_that_changes_what_is_saved_changes_the_gradient_as_in_eager():
         torch.testing.assert_close(torch.autograd.grad(out, x)[0], 20 * x.detach())
 
 
+@pytest.mark.covers("F2.44")
+def test_a_hook_may_give_saved_tensors_back_with_other_strides():
+    """As offloading to pinned memory does to a transposed tensor. Kernels read memory as they were compiled to."""
+
+    def product(x, w):
+        return (x * w).sin() * x
+
+    run, (x, w) = compiled(product), (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    for transposed in (lambda t: t.t().contiguous().t(), lambda t: t.flatten().view(t.shape)):
+        grads = []
+        for function in (product, run):
+            with saved_tensors_hooks(torch.clone, transposed):
+                out = function(x, w)
+            grads.append(torch.autograd.grad(out.sum(), (x, w)))
+        for expected, got in zip(*grads, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
 def test_saved_tensors_on_the_cpu_and_disabled_hooks():
     run, (x, w) = compiled(fn), inputs()
     expected = torch.autograd.grad(fn(x, w).pow(2).sum(), (x, w))

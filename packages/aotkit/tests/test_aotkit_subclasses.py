@@ -121,6 +121,14 @@ class Quantized(Wrapper):
         return func(*plain[0], **plain[1])
 
 
+class Stored(Wrapper):
+    """Looks like float64, whatever it holds."""
+
+    @classmethod
+    def outer_dtype(cls, data_):
+        return torch.float64
+
+
 class WithoutStrides(Wrapper):
     """Knows slices, and nothing of strides."""
 
@@ -406,6 +414,18 @@ def test_a_gradient_of_another_class_is_converted_by_its_class_or_refused() -> N
     (found,) = aotkit.aot_function(lambda x, y: [x * y], nop)(leaf(two(3, 4)), y)
     with pytest.raises(WrapperError, match="is a plain Tensor where the backward was traced for a TwoTensor"):
         found.backward(plain(3, 4))
+
+
+@pytest.mark.covers("F1.53")
+def test_a_gradient_that_holds_other_elements_than_the_graph_reads_is_refused() -> None:
+    """Autograd looks at the wrapper's dtype, which is float64 whatever is inside; kernels would read other memory."""
+    x = leaf(Stored(plain(3, 4)))
+    (found,) = aotkit.aot_function(lambda x: [x.sin()], nop)(x)
+    with pytest.raises(WrapperError, match=r"whose tensor data_ is float64 on cpu, not torch\.float32"):
+        found.backward(Stored(torch.ones(3, 4)), retain_graph=True)
+    assert x.grad is None
+    found.backward(Stored(torch.ones(3, 4, dtype=torch.float64)))
+    same(x.grad, Stored(x.data_.cos()))
 
 
 @pytest.mark.covers("F1.54")

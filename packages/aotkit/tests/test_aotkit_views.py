@@ -401,3 +401,20 @@ def test_a_view_by_strides_that_is_older_than_a_change_of_shape_in_place_may_be_
 
     compiled = aotkit.aot_function(fn, lambda module, _: module, dynamic=False)
     torch.testing.assert_close(gradient(compiled), gradient(fn), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("other", [lambda x: x.data, lambda x: x.data[1:], Tensor.detach])
+def test_a_write_to_the_data_of_another_argument_is_noticed(other: Callable[[Tensor], Tensor]) -> None:
+    """``x.data`` has a version counter of its own, ``x.detach()`` that of ``x``."""
+
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        y.mul_(2)
+        return x.sin()
+
+    for function in (write, torch.compile(write, backend="aotkit", options={"fallback": "error"})):
+        x = torch.randn(4, requires_grad=True) * 1
+        y = other(x)
+        z = (torch.ones_like(y, requires_grad=True) * y).sum()
+        torch.testing.assert_close(function(x, y), x.sin())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.backward()

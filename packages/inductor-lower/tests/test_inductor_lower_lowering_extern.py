@@ -208,6 +208,10 @@ def test_where_a_kernel_reads_it_another_shape_is_an_error(attention):
 def test_a_result_of_another_shape_than_the_fake_kernel_said_is_an_error_of_its_own():
     with pytest.raises(FakeKernelError, match=r"shape \(0,\) where its fake kernel said \(\)"):
         conform(torch.empty(0), (), (), torch.float32)
+    for given, told in (torch.float32, torch.int64), (torch.complex64, torch.float32):
+        with pytest.raises(FakeKernelError, match=f"result of {given} where its fake kernel said {told}"):
+            conform(torch.ones(2, dtype=given), (2,), (1,), told)
+        assert conform(torch.ones(2, dtype=told), (2,), (1,), given).dtype is given
     with pytest.raises(FakeKernelError, match="int64 tensor of shape"):
         Layout.of(torch.empty(2)).conform(torch.empty(2, dtype=torch.int64))
 

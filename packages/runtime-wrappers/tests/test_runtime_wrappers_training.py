@@ -254,6 +254,33 @@ def test_saved_tensors_hooks_of_the_user_see_what_is_saved(how):
     torch.testing.assert_close(x.grad, x.detach().cos())
 
 
+@pytest.mark.covers("F2.44")
+def test_tensors_that_hooks_give_back_have_the_form_that_the_backward_was_compiled_for(how):
+    """Compiled code reads memory: other strides are brought into form, other elements and sizes refused."""
+    read = []
+
+    def backward(v, s):
+        read.append(v.stride())
+        return [s * v.cos()]
+
+    x = torch.randn(2, 3, requires_grad=True)
+    plan = build_plan(sine_metadata(x), num_saved_tensors=1)
+    call = how(plan, boxed(lambda v: [v.sin(), v.detach()]), boxed(backward))
+
+    def under(unpack):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), unpack):
+            return call([x])[0].sum()
+
+    (grad,) = torch.autograd.grad(under(lambda t: t.t().contiguous().t()), x)
+    assert read == [(3, 1)]
+    torch.testing.assert_close(grad, x.detach().cos())
+    for unpack in (torch.Tensor.double, torch.Tensor.flatten):
+        loss = under(unpack)
+        with pytest.raises(MetadataMismatchError, match="hook on saved tensors gave back a Tensor"):
+            loss.backward()
+    assert x.grad is None
+
+
 @pytest.mark.covers("F4.29")
 def test_an_unused_output_gets_a_zero_tangent_and_no_tangent_at_all_runs_nothing(how):
     x = torch.randn(2, 3, requires_grad=True)

@@ -34,6 +34,7 @@ from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
 from .operations import functions_of
+from .packed import layouts_if_packed, unpacked
 from .placed_arguments import placed
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
@@ -66,6 +67,7 @@ _RUNTIME: dict[str, Any] = {
     "_is_grad_enabled": torch.is_grad_enabled,
     "_keep_donated": keep_donated,
     "_keep_values": keep_values,
+    "_layouts_if_packed": layouts_if_packed,
     "_own_memory": own_memory,
     "_own_outputs": own_outputs,
     "_placed": placed,
@@ -77,6 +79,7 @@ _RUNTIME: dict[str, Any] = {
     "_set_grad_enabled": set_grad_enabled,
     "_storages": storages,
     "_transforms_active": transforms_active,
+    "_unpacked": unpacked,
     "_unsafe_view": unsafe_view,
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,

@@ -106,12 +106,17 @@ def _restrided_members(input_plan: InputPlan) -> list[int]:
 
 
 def _bump_versions(metadata: CallContract, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
-    """Version counters of the arguments behind a written base that has another one."""
-    return [
-        BumpVersions(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
-        for base, info, changed in zip(input_plan.bases, metadata.inputs, restrided, strict=False)
-        if base.flat and info.mutation is not MutationKind.NONE and not info.mutation_hidden_from_autograd
-    ]
+    """Version counters of the arguments behind a written base that has another one: all of them if it is flat, else
+    those that ``.data`` gave."""
+    operations: list[Operation] = []
+    for number, (base, info) in enumerate(zip(input_plan.bases, metadata.inputs, strict=False)):
+        if info.mutation is MutationKind.NONE or info.mutation_hidden_from_autograd:
+            continue
+        if base.flat or len({member.view.requires_grad for member in base.views}) > 1:
+            members = tuple(f"in{member}" for member in base.members)
+            steps = max(info.version_steps - restrided[number], 1)
+            operations.append(BumpVersions(members, steps, None if base.flat else f"base{number}"))
+    return operations
 
 
 def _check_records(metadata: CallContract, names: Sequence[Value]) -> None:
@@ -139,22 +144,17 @@ def _check_records(metadata: CallContract, names: Sequence[Value]) -> None:
 
 
 def _alias_checks(metadata: CallContract, names: Sequence[Value]) -> list[Operation]:
-    """Look for aliases that appear only at run time. Two static inputs (parameters, buffers) keep their memory."""
+    """Look for aliases that appear only at run time. Static inputs (parameters, buffers) mostly stay where they are,
+    but one may be replaced, or given the memory of another one (``p.data = q.data``)."""
     changes = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
     tensors = [i for i in metadata.inputs if i.kind is InputKind.TENSOR]
     late = {write.input for write in metadata.backward_writes}
-    written = {i.index for i in tensors if i.mutation in changes or i.index in late}
-    moving = tuple(names[i.index] for i in tensors if i.index in written and not i.is_static)
-    others = tuple(names[i.index] for i in tensors if names[i.index] not in moving)
-    static = tuple(names[i.index] for i in tensors if i.index in written and i.is_static)
-    fresh = tuple(names[i.index] for i in tensors if i.index not in written and not i.is_static)
+    written = tuple(names[i.index] for i in tensors if i.mutation in changes or i.index in late)
+    others = tuple(names[i.index] for i in tensors if names[i.index] not in written)
+    if not written or len(tensors) == 1:
+        return []
     fixed = all(i.meta and all(type(n) is int for n in (*i.meta.sizes, *i.meta.strides)) for i in tensors)
-    checks: list[Operation] = []
-    if moving and (others or len(moving) > 1):
-        checks.append(CheckAliases(moving, others, among=True, fixed=fixed))
-    if static and fresh:
-        checks.append(CheckAliases(static, fresh, among=False, fixed=fixed))
-    return checks
+    return [CheckAliases(written, others, among=True, fixed=fixed)]
 
 
 def _place_checks(metadata: CallContract, names: Sequence[Value], addressed: Mapping[int, int]) -> list[Operation]:

@@ -37,6 +37,7 @@ from .contract import GraphMetadata, InputKind
 from .dims import evaluate_all
 from .donated import keep_donated
 from .errors import CallingConventionError, DoubleBackwardError
+from .packed import unpacked
 from .plan import CallSpec
 from .runtime import without_autocast, write_late
 from .tangents import filled
@@ -145,7 +146,7 @@ def gradients_with_history(
     """The function that emitted backwards call when grad mode is on; see the notes above."""
 
     def run(ctx: Any, tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        saved = unpacked(ctx) if call.num_saved_tensors or call.kept_inputs else ()
         values, kept = saved[: call.num_saved_tensors], saved[call.num_saved_tensors :]
         inputs = _Inputs(call, gradients.metadata if gradients is not None else None, ctx)
         inputs.collect(values, kept)

@@ -70,6 +70,7 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"ctx.own = _own_memory(given, {saved}, {call.donated})")
     if num_tensors or call.kept_inputs:
         out.add(f"ctx.save_for_backward({_saved_tensors(call)})")
+        out.add(f"ctx.packed = _layouts_if_packed({_saved_tensors(call, copied=False)})")
     if not call.num_saved_symints:
         out.add("ctx.symints = ()")
     else:
@@ -85,9 +86,13 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
     out.add(f"return {', '.join(f'fw{i}' for i in call.differentiable_outputs)}")
 
 
-def _saved_tensors(call: CallSpec) -> str:
+def _saved_tensors(call: CallSpec, *, copied: bool = True) -> str:
+    """What is saved, as arguments; not ``copied``: as one list, whose tensors may be those that are copied for it."""
     first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
     everything = f"result[{first}:]" if not call.num_saved_symints else f"result[{first}:{end}]"
+    if not copied:
+        kept = call.kept_inputs
+        return f"[*{everything}, *kept]" if kept and call.num_saved_tensors else "kept" if kept else everything
     saved = f"*_keep_values({everything}, written)" if call.written_inputs else f"*{everything}"
     return ", ".join(([saved] if call.num_saved_tensors else []) + (["*kept"] if call.kept_inputs else []))
 
@@ -123,7 +128,8 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
         out.add("run = _backward.compiled or _backward.get()")
     parts = ["*ctx.symints"] if call.num_saved_symints else []
     only = f"[:{call.num_saved_tensors}]" if call.kept_inputs else ""
-    parts += [f"*ctx.saved_tensors{only}"] if call.num_saved_tensors else []
+    saved = f"*(ctx.saved_tensors if ctx.packed is None else _unpacked(ctx)){only}"
+    parts += [saved] if call.num_saved_tensors else []
     late = ["*ctx.late"] if call.backward_mutated_inputs else []
     out.add(f"box = [{', '.join(parts + in_order + late)}]")
     if call.donated:

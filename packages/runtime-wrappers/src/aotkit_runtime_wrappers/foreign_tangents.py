@@ -22,6 +22,7 @@ from .contract import SubclassBoundary
 from .dims import evaluate_all
 from .errors import MetadataMismatchError
 from .lazy_backward import LazyBackward
+from .packed import unpacked
 from .plan import CallSpec
 from .runtime import coerce_tangent, without_autocast
 from .subclasses.bind import AdaptedBackward
@@ -81,7 +82,8 @@ def with_foreign_tangents(
         interpreted = _interpreted(graph, boundary)
         if isinstance(backward, AdaptedBackward):
             interpreted = backward.around(interpreted)
-        box = [*getattr(ctx, "symints", ()), *ctx.saved_tensors[: call.num_saved_tensors], *given]
+        saved = unpacked(ctx) if call.num_saved_tensors else ()
+        box = [*getattr(ctx, "symints", ()), *saved[: call.num_saved_tensors], *given]
         ctx.maybe_clear_saved_tensors()
         grads = without_autocast(interpreted, box) if autocast_enabled() else interpreted(box)
         without = call.unreached(missing)

@@ -21,6 +21,7 @@ from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .forward_adapters import Around, RandomSource, interpret_around
 from .lazy_backward import LazyBackward
+from .packed import layouts_if_packed, unpacked
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
     coerce_tangent,
@@ -140,6 +141,7 @@ class _InterpretedGraph(torch.autograd.Function):
             results[position] = unsafe_view(results[position])
         if call.donated:
             ctx.own = own_memory(given, results[:first], results[first:end], call.donated)
+        ctx.packed = layouts_if_packed([*results[first:end], *kept])
         ctx.save_for_backward(*keep_values(results[first:end], written), *kept)
         ctx.symints = results[end:]
         ctx.set_materialize_grads(False)
@@ -170,7 +172,7 @@ class _InterpretedGraph(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (*nothing, *ctx.with_history(ctx, tangents)[1:])
         run = ctx.lazy.get()
-        box = [*ctx.symints, *ctx.saved_tensors[: call.num_saved_tensors], *tangents, *ctx.late]
+        box = [*ctx.symints, *unpacked(ctx)[: call.num_saved_tensors], *tangents, *ctx.late]
         keep_donated(box, len(ctx.symints), call.donated, getattr(ctx, "own", ()))
         ctx.maybe_clear_saved_tensors()
         grads = _run_compiled(run, box)

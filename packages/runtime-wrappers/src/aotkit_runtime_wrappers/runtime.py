@@ -187,12 +187,24 @@ def zero_tangent(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtyp
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).zero_()
 
 
-def bump_versions(tensors: Sequence[Tensor], times: int) -> None:
-    """Advance each version counter behind ``tensors`` once by ``times``; views share the counter of their base."""
+def bump_versions(tensors: Sequence[Tensor], times: int, moved: Tensor | None = None) -> None:
+    """Advance each version counter behind ``tensors`` once by ``times``; views share the counter of their base. That of
+    ``moved`` is left alone."""
+    if moved is not None:
+        tensors = _with_other_counters(tensors, moved)
     before = [None if t.is_inference() else t._version for t in tensors]
     for tensor, version in zip(tensors, before, strict=True):
         if version is not None and tensor._version == version:
             advance_version(tensor, times)
+
+
+def _with_other_counters(tensors: Sequence[Tensor], moved: Tensor) -> list[Tensor]:
+    """Those whose version counter is not that of ``moved``: which, is seen when it moves."""
+    before, now = versions_of(tensors), versions_of([moved])
+    advance_version(moved, 1)
+    after = versions_of(tensors)
+    set_versions([moved], now, [0])
+    return [tensor for tensor, then, later in zip(tensors, before, after, strict=True) if then == later]
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int | None]:

@@ -119,7 +119,9 @@ def _plain(argument: Any) -> Hashable:
         return (slice, _plain(argument.start), _plain(argument.stop), _plain(argument.step))
     if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise _NoLabel
-    return (type(argument), repr(argument)) if isinstance(argument, float) else (type(argument), argument)
+    if isinstance(argument, float | complex):  # zeros of both signs are equal
+        return (type(argument), repr(argument))
+    return (type(argument), argument)
 
 
 def _value(value: Any) -> Hashable:

@@ -12,7 +12,8 @@ __all__ = ["aligned_copy", "conform"]
 def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A result that is not laid out or typed as its op's fake kernel said, or is conjugated or negated lazily: copied
     into what was said, unless the difference is in strides that no element sees. Raises
-    :class:`FakeKernelError` for another shape."""
+    :class:`FakeKernelError` for another shape, and for a type of which the one that was said loses more than precision.
+    """
     if value.layout is not torch.strided:
         return value
     value = value.resolve_conj().resolve_neg()
@@ -21,10 +22,20 @@ def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...
             f"an ATen op gave a result of shape {tuple(value.shape)} where its fake kernel said {sizes}: what follows "
             "was compiled for the latter"
         )
+    if _rank(value.dtype) > _rank(dtype):
+        raise FakeKernelError(
+            f"an ATen op gave a result of {value.dtype} where its fake kernel said {dtype}: what follows was compiled "
+            "for the latter"
+        )
     seen = (got == want for size, got, want in zip(sizes, value.stride(), strides, strict=True) if size > 1)
     if value.dtype is dtype and (value.numel() == 0 or all(seen)):
         return value
     return torch.empty_strided(sizes, strides, dtype=dtype, device=value.device).copy_(value)
+
+
+def _rank(dtype: torch.dtype) -> int:
+    """Integers have no fractions, and real numbers no imaginary parts."""
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
 def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:

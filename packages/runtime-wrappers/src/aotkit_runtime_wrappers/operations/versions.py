@@ -42,28 +42,34 @@ class BumpVersion(Operation):
 
 @dataclass(frozen=True, slots=True)
 class BumpVersions(Operation):
-    """Autograd has to know of ``times`` writes to the memory of ``values``, which may share version counters."""
+    """Autograd has to know of ``times`` writes to the memory of ``values``, which may share version counters; it knows
+    of them already by the counter of ``moved``."""
 
     functions: ClassVar = {"_bump_versions": bump_versions}
 
     values: tuple[Value, ...]
     times: int
+    moved: Value | None = None
 
     @property
     def reads(self) -> tuple[Value, ...]:
         """The tensors."""
-        return self.values
+        return self.values if self.moved is None else (*self.values, self.moved)
 
     def emit(self, source: Source, indent: int) -> None:
         """One call."""
-        source.add(f"_bump_versions({tuple_text(self.values)}, {self.times})", indent)
+        moved = "" if self.moved is None else f", {self.moved}"
+        source.add(f"_bump_versions({tuple_text(self.values)}, {self.times}{moved})", indent)
 
     def run(self, values: Values) -> None:
         """Move each counter once."""
-        bump_versions([values[name] for name in self.values], self.times)
+        moved = None if self.moved is None else values[self.moved]
+        bump_versions([values[name] for name in self.values], self.times, moved)
 
     def __str__(self) -> str:
-        return f"increment versions of {', '.join(self.values)}" + (f" by {self.times}" if self.times > 1 else "")
+        which = "" if self.moved is None else f" but for that of {self.moved}"
+        times = f" by {self.times}" if self.times > 1 else ""
+        return f"increment versions of {', '.join(self.values)}{which}{times}"
 
 
 @dataclass(frozen=True, slots=True)

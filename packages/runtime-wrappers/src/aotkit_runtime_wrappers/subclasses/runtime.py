@@ -168,9 +168,19 @@ def _fits(value: Any, subclass: SubclassMeta, symbols: Mapping[str, int]) -> boo
         subclass.type.context, symbols
     ):
         return False
-    return all(
-        _fits(getattr(value, name), child, symbols) for name, child in subclass.attrs if isinstance(child, SubclassMeta)
-    )
+    for name, child in subclass.attrs:
+        inner = getattr(value, name)
+        if isinstance(child, SubclassMeta):
+            if not _fits(inner, child, symbols):
+                return False
+        elif isinstance(child, TensorMeta) and not _same_elements(inner, child):
+            return False
+    return True
+
+
+def _same_elements(inner: Any, meta: TensorMeta) -> bool:
+    """Whether a tensor inside of a gradient has the elements that kernels read; autograd looks at the wrapper alone."""
+    return inner.dtype == dtype_from_name(meta.dtype) and inner.device.type == torch.device(meta.device).type
 
 
 def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mapping[str, int]) -> Any:
@@ -183,7 +193,8 @@ def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mappin
     if result is None or not _fits(result, subclass, symbols):
         raise MetadataMismatchError(
             f"the gradient of forward output {position} is a {_title(tangent)} where the backward was traced for a "
-            f"{subclass.type.cls.__name__} with context {expected!r}; give {type(tangent).__name__} a method "
+            f"{subclass.type.cls.__name__} with context {expected!r}{_held(tangent, subclass)}; give "
+            f"{type(tangent).__name__} a method "
             "__coerce_same_metadata_as_tangent__(context, cls=None) that converts it, or convert the gradient before "
             "it reaches the compiled graph"
         )
@@ -194,6 +205,19 @@ def _title(value: Any) -> str:
     if not hasattr(value, "__tensor_flatten__"):
         return f"plain {type(value).__name__}"
     return f"{type(value).__name__} with context {value.__tensor_flatten__()[1]!r}"
+
+
+def _held(value: Any, subclass: SubclassMeta) -> str:
+    """Which tensor inside of a wrapper of the expected class has other elements, as a part of a sentence."""
+    if type(value) is not subclass.type.cls:
+        return ""
+    for name, child in subclass.attrs:
+        inner = getattr(value, name, None)
+        if isinstance(child, TensorMeta) and isinstance(inner, Tensor) and not _same_elements(inner, child):
+            return f" whose tensor {name} is {child.dtype} on {child.device}, not {inner.dtype} on {inner.device}"
+        if isinstance(child, SubclassMeta) and (held := _held(inner, child)):
+            return held
+    return ""
 
 
 def _collect(value: Any, subclass: SubclassMeta, position: int, layouts: Iterable[Layout], parts: list[Tensor]) -> None:
