@@ -98,8 +98,8 @@ TEST_SESSIONS = (
 #: Sessions that `nox -s system` runs side by side: first the one whose single process takes longest.
 SYSTEM_SESSIONS = ("emulated_kernels", "system_tests", "emulated_levels")
 
-#: Not emulated: tests that take long, of tile registers, which are looked for by what this processor has, of levels of
-#: x86-64, since each would be the emulated one, and of several threads, whose memory this processor keeps in order.
+#: Not emulated by qemu: tests that take long, of tile registers, which it has not, of levels, since each would be the
+#: emulated one, and of several threads, whose memory this processor keeps in order.
 NOT_EMULATED = ("all_orientations_and_types", "many_rows_are_products_in_tile", "levels_of_x86", "on_vectors_without",
                 "on_one_thread_and_on_two", "cut_into_blocks")  # fmt: skip
 #: Where this processor is not its own: cases of which smaller ones have all kinds of kernels, and which take a minute.
@@ -139,8 +139,28 @@ EMULATED = (
     *("lowering_scans", "long_sorts", "packed_products", "attention"),
 )
 EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
-#: Tests that together run the kinds of kernels that only x86-64 has, as far as this processor has them.
-NOT_ON_ARM = ("cpu_product_ways", "cpu_tails", "packed_constants", "cpu_tile_registers", "attention")
+#: Tests of kernels for processors with vectors of 512 bits, which run here on shorter ones (`tools/emulation/wide.py`):
+#: by processor, files and which of their tests. Together every kind of kernel that ARM has not.
+EMULATED_WIDE: dict[str, tuple[tuple[str, ...], str]] = {
+    "skylake-avx512": (
+        ("cpu_product_ways", "cpu_tails", "cpu_math"),
+        "(computes and bytes) or unknown_sizes_are_whole or gelu_by_erf",
+    ),
+    "znver4": (
+        ("cpu_product_ways", "attention"),
+        "(computes and (digits or pairs or bytes)) or small_gradients",
+    ),
+    "sapphirerapids": (
+        ("cpu_product_ways", "cpu_tile_registers", "attention"),
+        "(computes and registers) or as_torch_is_told or before_and_after or large_scores or small_gradients",
+    ),
+}
+#: With `-- --whole`, all tests of these files instead.
+WIDE_WHOLE = (
+    *("cpu_kinds", "cpu_ops", "cpu_kernels", "cpu_math", "cpu_vectors", "cpu_products", "cpu_few_rows", "cpu_tails"),
+    *("cpu_product_ways", "cpu_tile_registers", "cpu_windows", "cpu_interiors", "cpu_spaced_loads", "attention"),
+    *("attention_forms", "packed_products", "packed_constants", "int8_products", "scaled_groups", "few_rows_of_halves"),
+)
 
 
 # --- environments -----------------------------------------------------------------------------------------------
@@ -585,21 +605,27 @@ def emulated_kernels(session: nox.Session) -> None:
 
 @session_without_pip
 def emulated_levels(session: nox.Session) -> None:
-    """Kernels for levels of x86-64 under emulation, and kinds of kernels that ARM has not."""
+    """Kernels for levels of x86-64 under emulation, and for processors with AVX-512 and AMX on shorter vectors;
+    `-- --whole` for all tests of the latter."""
     share(session, "pytest")
     install_everything(session)
+    for processor, (names, which) in EMULATED_WIDE.items():
+        names, which = (WIDE_WHOLE, "") if "--whole" in session.posargs else (names, which)
+        emulate(session, processor, names, "--every-kind", which=which)
     system_packages(session)
     for level, names in EMULATED_LEVELS.items():
         emulate(session, level, names)
-    emulate(session, "host", NOT_ON_ARM, "--every-kind")
 
 
-def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
-    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated."""
+def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str, which: str = "") -> None:
+    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated; ``which``:
+    of those for one of `EMULATED_WIDE`."""
     files = [f"packages/inductor-lower/tests/test_inductor_lower_{name}.py" for name in names]
     plugin = ("-p", "tools.emulation.plugin", "--emulate", processor, *options)
-    too_large = () if processor == "host" or "--whole" in session.posargs else TOO_LARGE_TO_EMULATE
-    left_out = (*NOT_EMULATED, *too_large)
+    if processor in EMULATED_WIDE:  # the plugin knows what is left out
+        pytest(session, *plugin, *files, "-q", *(("-k", which) if which else ()))
+        return
+    left_out = (*NOT_EMULATED, *(() if "--whole" in session.posargs else TOO_LARGE_TO_EMULATE))
     pytest(session, *plugin, *files, "-q", "-k", " and ".join(f"not {name}" for name in left_out))
 
 

@@ -106,7 +106,7 @@ def test_what_workflows_call_are_sessions_with_options_that_these_take(path: Pat
             version, *rest = options
             assert version in {f"2.{minor}" for minor in range(int(low), int(high))}
             compat.make_parser().parse_args(["run", *rest])
-        elif names in (["system_tests"], ["emulated_kernels"]):
+        elif names in (["system_tests"], ["emulated_kernels"], ["emulated_levels"]):
             assert options == ["--whole"]  # of `conftest.py`; these sessions give pytest what they are given
         else:
             assert not options, f"nobody looks at whether {names} takes {options}"
