@@ -7,7 +7,7 @@ import logging
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,33 @@ def equal_kernels_are_compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def _interpreter() -> Iterator[Callable[[], None]]:
+    """Quickens Triton's interpreter, as soon as something has imported it."""
+    quicken, done = _tool("triton_interpreter").quicken, False
+
+    def look() -> None:
+        nonlocal done
+        done = done or quicken(patch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield look
+
+
+@pytest.fixture
+def quick_interpreter(_interpreter: Callable[[], None]) -> None:
+    """Triton's interpreter takes less time for the same results; see tools/triton_interpreter.py."""
+    _interpreter()
+
+
+@pytest.fixture(scope="session")
 def warm_processes() -> Any:
     """The module tools/warm_python.py, which is not on the path of a package's tests."""
-    spec = importlib.util.spec_from_file_location("warm_python", Path(__file__).parent / "tools" / "warm_python.py")
+    return _tool("warm_python")
+
+
+def _tool(name: str) -> Any:
+    """A module of tools/ by its file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

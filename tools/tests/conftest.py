@@ -17,7 +17,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
-def _guards_are_not_timed(guards_are_not_timed: None) -> None:
+def _guards_are_not_timed(guards_are_not_timed: None, quick_interpreter: None) -> None:
     """Most tests of benchmarks and fuzzers compile something."""
 
 

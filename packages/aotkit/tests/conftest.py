@@ -24,6 +24,7 @@ def _verify_mode(
     tmp_path: Path,
     guards_are_not_timed: None,
     equal_kernels_are_compiled_once: None,
+    quick_interpreter: None,
 ) -> Iterator[None]:
     verify = request.config.getoption("--whole") or zlib.crc32(request.node.nodeid.encode()) % 6 == 0
     monkeypatch.setenv("AOTKIT_VERIFY", str(int(verify)))

@@ -25,7 +25,7 @@ from aotkit_inductor_lower.ops.fixups import FIX_UP_ROWS
 
 
 @pytest.fixture(autouse=True)
-def _compiled_once(equal_kernels_are_compiled_once: None) -> None:
+def _compiled_once(equal_kernels_are_compiled_once: None, quick_interpreter: None) -> None:
     """For all tests of this package."""
 
 
