@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import http.server
@@ -56,18 +57,51 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture(scope="session")
-def site() -> Iterator[str]:
-    """The built documentation site on a free port of 127.0.0.1; yields its address."""
-    folder = ROOT / "build" / "site"
-    assert (folder / "index.html").is_file(), "build the site first: nox -s docs"
-    handler = functools.partial(QuietHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+class SearchesNothing(QuietHandler):
+    """The same with an index of no words: each page that opens reads the whole one, which takes half of its time."""
+
+    def do_GET(self) -> None:
+        """Answer with a file, or with the head of the index."""
+        if not self.path.startswith("/search/search_index.json"):
+            return super().do_GET()
+        index = json.loads(Path(self.translate_path(self.path)).read_text(encoding="utf-8"))
+        answer = json.dumps({**index, "docs": []}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+@contextlib.contextmanager
+def served(handler: type[QuietHandler], folder: Path) -> Iterator[str]:
+    """The files of a folder on a free port of 127.0.0.1; yields the address."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def _built() -> Path:
+    folder = ROOT / "build" / "site"
+    assert (folder / "index.html").is_file(), "build the site first: nox -s docs"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[str]:
+    """The address of the built documentation site."""
+    with served(QuietHandler, _built()) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def site_without_words() -> Iterator[str]:
+    """The address of the same site, whose search finds nothing."""
+    with served(SearchesNothing, _built()) as address:
+        yield address
 
 
 @pytest.fixture
@@ -103,7 +137,7 @@ Looked = dict[str, Any]
 
 @pytest.fixture
 def boxes(tmp_path: Path, browse: Callable[..., str]) -> Callable[..., Looked]:
-    """Have ``boxes.html`` look at pages, which it gets as files, at three widths, light and dark."""
+    """Have ``boxes.html`` look at pages, which it gets as files, at three widths; if dark, at their colours in one."""
     folder = tmp_path / "looked-at"
     folder.mkdir()
     shutil.copy(Path(__file__).parent / "boxes.html", folder)
@@ -111,15 +145,10 @@ def boxes(tmp_path: Path, browse: Callable[..., str]) -> Callable[..., Looked]:
     def look(pages: Sequence[Path], dark: bool = False) -> Looked:
         for page in pages:
             shutil.copy(page, folder / page.name)
-        handler = functools.partial(QuietHandler, directory=str(folder))
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            asked = f"pages={quote(' '.join(page.name for page in pages))}&widths={quote('400 900 1600')}"
-            address = f"http://127.0.0.1:{server.server_port}/boxes.html?{asked}"
-            dom = browse(address, milliseconds=60_000, size="1700,1000", dark=dark)
-            server.shutdown()
-            thread.join()
+        with served(QuietHandler, folder) as address:
+            widths = "900&only=colours" if dark else quote("400 900 1600")  # nothing else differs in the dark
+            asked = f"pages={quote(' '.join(page.name for page in pages))}&widths={widths}"
+            dom = browse(f"{address}/boxes.html?{asked}", milliseconds=60_000, size="1700,1000", dark=dark)
         found = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
         assert found is not None, dom[:500]
         looked: Looked = json.loads(html.unescape(found.group(1)))

@@ -33,10 +33,12 @@ def look(
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("widths", "dark"), [(WIDTHS[::2], False), (WIDTHS[1:2], False), (WIDTHS[1:2], True)])
-def test_every_page_fits_its_column(site: str, browse: Callable[..., str], widths: tuple[int, ...], dark: bool) -> None:
+def test_every_page_fits_its_column(
+    site_without_words: str, browse: Callable[..., str], widths: tuple[int, ...], dark: bool
+) -> None:
     """On the narrowest and the widest at each push, on what lies between in the nightly run."""
     pages = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if path.name != "404.html")
-    result = look(site, browse, pages, widths, dark)
+    result = look(site_without_words, browse, pages, widths, dark)
     assert result["looked"] == len(pages) * len(widths) and len(pages) >= 40
     assert not result["found"], "\n".join(f"{f['page']} at {f['width']}: {f['what']}" for f in result["found"])
 

@@ -300,8 +300,8 @@ def test_the_best_level_that_a_processor_has_is_picked_and_another_place_is_refu
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("seed", [18, 19, 20])
-def test_of_40_damaged_files_each_is_refused_or_gives_the_same(
+@pytest.mark.parametrize("seed", range(18, 24))
+def test_of_20_damaged_files_each_is_refused_or_gives_the_same(
     tmp_path: Path, serve: Callable[..., str], seed: int
 ) -> None:
     torch.manual_seed(0)
@@ -309,7 +309,7 @@ def test_of_40_damaged_files_each_is_refused_or_gives_the_same(
     aotkit.aot_compile(model, (x,), tmp_path / "whole")
     data, wanted = (tmp_path / "whole").read_bytes(), leaves(aotkit.load(tmp_path / "whole")(x))
     chance, refused = random.Random(seed), 0
-    for _ in range(40):
+    for _ in range(20):
         at = chance.randrange(len(data)) if chance.random() < 0.5 else len(data) - 1 - chance.randrange(800)
         bit = data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
         run = data[:at] + chance.randbytes(8) + data[at + 8 :]
@@ -317,4 +317,4 @@ def test_of_40_damaged_files_each_is_refused_or_gives_the_same(
         printed = serve(tmp_path / "file", [([x], wanted)])
         refused += printed.startswith("refused ")
         assert printed.startswith("refused 1") or all_right(1) in printed, printed
-    assert refused > 24
+    assert refused > 12
