@@ -2,8 +2,9 @@
 
 ``python -m pytest -p tools.times_of_tests --times FILE ..`` writes the processor time of each test, that of processes
 that it waited for included. ``python -m tools.times_of_tests FILE ..`` makes :data:`THINNED` of such files: a test
-function whose parameters took more than 0.4 seconds in all keeps about two of them, from a second on one of at most
-eight, and `nox -s sweeps` runs all.
+function whose parameters took more than a quarter of a second in all keeps about two of them, from a second on one of
+at most eight, and `nox -s sweeps` runs all. Functions that also run under emulation, all parameters at each push, keep
+one of at most four on this processor.
 
 Note [Tests that are thinned]
     Most of the time goes to test functions that compile something for each of many parameters: cheap one by one, and
@@ -32,14 +33,17 @@ __all__ = ["THINNED", "main", "thinned"]
 #: Lines of ``EVERY PATH::FUNCTION``.
 THINNED = Path(__file__).parent / "thinned_tests.txt"
 
-MOST, SECONDS, LONG = 8, 0.4, 1.0
+MOST, MOST_EMULATED, SECONDS, LONG = 8, 4, 0.25, 1.0
 
-#: Not thinned: what also runs under emulation, where all kinds of kernels must have been called (`tools/emulation`),
-#: the five architectures, and checks of the repository itself.
-WHOLE = (
-    *("test_architectures", "tools_docs", "import_circles", "tools_imports", "known_issues"),
+#: Not thinned: the five architectures, and checks of the repository itself.
+WHOLE = ("test_architectures", "tools_docs", "import_circles", "tools_imports", "known_issues")
+
+#: Files of tests that also run under emulation, where nothing is thinned: all kinds of kernels must have been called
+#: there (`tools/emulation`).
+EMULATED = (
     *("cpu_kinds", "cpu_ops", "cpu_random", "cpu_kernels", "cpu_math", "cpu_products", "cpu_few_rows", "cpu_tails"),
-    *("cpu_product_ways", "cpu_tile_registers", "lowering_scans", "long_sorts", "packed_", "inductor_lower_attention"),
+    *("cpu_product_ways", "cpu_tile_registers", "lowering_scans", "long_sorts", "packed_products", "packed_constants"),
+    "inductor_lower_attention.py",
 )
 
 
@@ -76,7 +80,8 @@ def thinned(lines: Sequence[str]) -> dict[str, int]:
     for name, each in sorted(times.items()):
         kept = 1 if sum(each) >= LONG else 2
         if len(each) > kept and sum(each) >= SECONDS and not any(part in name for part in WHOLE):
-            found[name] = min(MOST, max(2, len(each) // kept))
+            most = MOST_EMULATED if any(part in name for part in EMULATED) else MOST
+            found[name] = min(most, max(2, len(each) // kept))
     return found
 
 

@@ -95,11 +95,11 @@ def test_of_a_product_each_value_or_each_pair_of_values_occurs_in_some_case(ways
 
 def test_long_functions_keep_one_or_two_parameters() -> None:
     lines = [f"{seconds}\ta.py::test_{name}[{n}]" for name, seconds, count in TIMES for n in range(count)]
-    found = {"a.py::test_few": 2, "a.py::test_long": 4, "a.py::test_longest": 8}
+    found = {"a.py::test_few": 2, "a.py::test_long": 4, "a.py::test_longest": 8, "a.py::test_cpu_kinds": 4}
     assert times_of_tests.thinned([*lines, "9\ta.py::test_alone"]) == found
 
 
-TIMES = [("long", 0.1, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 2), ("cpu_kinds", 7, 9)]
+TIMES = [("long", 0.1, 9), ("longest", 1, 40), ("short", 0.02, 9), ("few", 7, 2), ("cpu_kinds", 7, 9), ("known_issues", 7, 9)]
 
 
 def test_times_of_a_run_become_a_list_that_keeps_what_was_not_measured(tmp_path: Path, forked: Any) -> None:
