@@ -167,7 +167,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_thinned(items: list[pytest.Item]) -> None:
     """Functions of tools/thinned_tests.txt are samples: every so many-th parameter, or of those that a mark leaves.
 
-    Under emulation all of these run, and together call each kind of kernel. How the list is made says Note [Tests that are thinned] in tools/times_of_tests.py.
+    Under emulation all of these run, and together call each kind of kernel. How the list is made says Note [Tests that
+    are thinned] in tools/times_of_tests.py.
     """
     lines = (Path(__file__).parent / "tools" / "thinned_tests.txt").read_text(encoding="utf-8").splitlines()
     every = {name: int(number) for number, _, name in (line.partition(" ") for line in lines)}
