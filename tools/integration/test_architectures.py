@@ -72,7 +72,7 @@ def test_training_equals_eager_for_every_batch_size_and_length(name: str, dynami
     assert generated >= 0.9 * eligible, "too many calls are left to ATen: " + "\n".join(map(str, recorder.graphs))
 
 
-@pytest.mark.sample(ways=1)
+@pytest.mark.sample(ways=1, every=3)  # all five train
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.covers("F5c.9")
@@ -107,7 +107,7 @@ def mark_sizes(name: str, inputs: dict[str, torch.Tensor]) -> None:
             torch._dynamo.mark_dynamic(value, 1)
 
 
-@pytest.mark.sample(ways=1)
+@pytest.mark.sample(ways=1, every=2)  # all five train
 @pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.covers("F5c.9")

@@ -346,9 +346,11 @@ ENDINGS = {
 }
 
 
-def test_random_losses_are_cut_right_or_not_at_all(joint_of):
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seeds", [range(16), range(16, 40)])
+def test_random_losses_are_cut_right_or_not_at_all(joint_of, seeds):
     cut = 0
-    for seed in range(40):
+    for seed in seeds:
         fn, given = drawn(seed), arguments()
         joint, _ = joint_of(fn, *given)
         made, products = chunk_losses(joint, 1)
@@ -362,4 +364,4 @@ def test_random_losses_are_cut_right_or_not_at_all(joint_of):
             if a is not None:
                 scale = 1e-9 * a.abs().max().item()
                 torch.testing.assert_close(b, a, rtol=1e-9, atol=scale, msg=lambda m, fn=fn: f"{fn.__name__}: {m}")
-    assert cut > 10
+    assert cut > len(seeds) / 4
