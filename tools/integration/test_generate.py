@@ -68,6 +68,7 @@ def test_a_third_graph_serves_prompts_of_all_other_lengths() -> None:
     assert counters["stats"]["unique_graphs"] == 3
 
 
+@pytest.mark.nightly("tokens of one beam and of a batch are compared at each push")
 def test_two_hundred_tokens_of_a_batch_of_beams_are_eagers() -> None:
     model, prompt = make_model(num_hidden_layers=1), torch.randint(0, 500, (1, 5))
     how = {**HOW, "max_new_tokens": 200, "num_beams": 2}
@@ -104,6 +105,7 @@ def test_sampled_tokens_are_eagers_with_the_same_seed() -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.nightly("prompts of several lengths are compared at each push, and words behind others")
 def test_a_prompt_in_chunks_gives_eagers_tokens() -> None:
     model, prompt = make_model(num_hidden_layers=1), torch.randint(0, 500, (1, 50))
     how = {**HOW, "max_new_tokens": 12, "prefill_chunk_size": 16}

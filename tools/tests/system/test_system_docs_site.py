@@ -16,17 +16,13 @@ def text_of(dom: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", dom))
 
 
-def test_the_start_page_shows_its_title_and_the_navigation(site: str, browse: Callable[..., str]) -> None:
+def test_the_start_page_shows_title_and_navigation_and_scripts_ran(site: str, browse: Callable[..., str]) -> None:
     dom = browse(f"{site}/index.html")
     assert "<title>aotkit</title>" in dom
     text = text_of(dom)
     for words in ("A compile backend for PyTorch that you can read", "Architecture", "inductor-lower", "Contributing"):
         assert words in text
-
-
-def test_the_scripts_of_the_theme_ran(site: str, browse: Callable[..., str]) -> None:
-    html = browse(f"{site}/index.html")
-    assert re.search(r'<html[^>]*class="[^"]*\bjs\b', html), "the theme replaces the class no-js when its script runs"
+    assert re.search(r'<html[^>]*class="[^"]*\bjs\b', dom), "the theme replaces the class no-js when its script runs"
 
 
 def test_the_coverage_page_lists_rows_of_every_package(site: str, browse: Callable[..., str]) -> None:
