@@ -87,17 +87,14 @@ def graphs(backend: str, function: Callable[..., Tensor], trains: bool, **option
     return int(counter.frame_count)
 
 
-SLOW = pytest.mark.nightly("passes over graphs are tested for each mask; here all else is the same")
 CASES = [
-    pytest.param(added, False, id="added, inference"),
-    pytest.param(added, True, id="added, training", marks=SLOW),
-    pytest.param(causal, False, id="causal, inference", marks=SLOW),
-    pytest.param(causal, True, id="causal, training", marks=SLOW),
-    pytest.param(hidden, False, id="hidden, inference", marks=SLOW),
-    pytest.param(hidden, True, id="hidden, training", marks=SLOW),
+    pytest.param(mask, trains, id=f"{mask.__name__}, {'training' if trains else 'inference'}")
+    for mask in (added, causal, hidden)
+    for trains in (False, True)
 ]
 
 
+@pytest.mark.nightly("tests of inductor-lower's passes see for each mask that no guard is added, and other sizes")
 @pytest.mark.parametrize(("mask", "trains"), CASES)
 def test_no_size_takes_a_graph_more_than_without_the_pass(mask: Mask, trains: bool) -> None:
     function = functools.partial(attention, mask)

@@ -25,7 +25,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sample(ways=1)
+@pytest.mark.nightly("test_aotkit_repeated_layers.py has attention, dropout, what layers share, and all else by itself")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_deep_model_is_what_eager_computes(name: str, training: bool) -> None:
