@@ -19,7 +19,10 @@ from tools.warm_python import COMPILER  # noqa: E402
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
 #: Their programs take several seconds, and do what other tests do as well: these are left to the nightly run.
-LONG = [ROOT / "docs" / "howto" / f"{name}.md" for name in ("flex-attention", "generate", "hugging-face", "lightning")]
+LONG = [
+    *(ROOT / "docs" / "howto" / f"{name}.md" for name in ("flex-attention", "generate", "hugging-face", "lightning")),
+    ROOT / "docs" / "tutorial.md",  # a new user runs it
+]
 
 #: Each program in a process of its own, which has torch and others imported, what a compile imports of it, and nothing
 #: of ours.
