@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is b
 CASES = ["llama/simple-fsdp/static", "bert/ddp-in-graph/static", "resnet/simple-fsdp/checkpoint", "llama/sp/static"]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.nightly("aotkit's tests have each collective in a graph, and two processes that train in both ways")
 @pytest.mark.parametrize("case", [*CASES, "resnet/tp-ddp/restored"])
 def test_training_on_ranks_with_collectives_in_the_graphs_is_as_in_eager_mode(case: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
