@@ -118,7 +118,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.fixture(params=["tags", "no tags"])
 def walk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ObjectWalk:
     if request.param == "no tags":  # as of versions of Python whose dictionaries have no number for their state
-        monkeypatch.setattr(object_walk, "_tag_place", lambda: None)
+        monkeypatch.setattr(object_walk, "state_place", lambda: None)
         monkeypatch.setattr(object_walk, "_compiled", object_walk._compiled.__wrapped__)
     made = ObjectWalk.of(NODES, FACTS, WANTED)
     assert made is not None
@@ -135,7 +135,7 @@ def compare(walk: ObjectWalk, part: Any, other: Any) -> bool:
 
 
 def test_python_has_numbers_of_states_in_the_version_that_is_known() -> None:
-    assert (object_walk._tag_place() is not None) is KNOWN
+    assert (object_walk.state_place() is not None) is KNOWN
 
 
 @pytest.mark.parametrize("name", CHANGES, ids=lambda name: name.replace(" ", "_"))

@@ -6,7 +6,8 @@ Note [Quick calls]
     (Note [Straight code]), both are one tree of attributes and items, which native code walks in a part of the time
     (Note [What a walk reads] in inductor-lower's ``runtime/object_walk.py``). As there, only a yes counts: for anything
     else the facts are checked one by one, and the bytecode runs. Facts for which code would have to run (a property, a
-    tensor's type) stay written out. That a module's facts were all checked once is known of the very module.
+    tensor's type) stay written out. That a module's other facts were checked is known of the very module, as long as
+    what they were read from is as it was (Note [Kept facts]).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import nn
 
 from aotkit_inductor_lower.runtime import Fact, Node, ObjectWalk
 
+from .kept_facts import KeptFacts
 from .quick_checks import Holds, Step, Written, is_plain, is_plainly_read, write_out
 from .straight_code import Path, StraightCode
 from .torch_state import quick_state
@@ -36,7 +38,7 @@ _INTO_DICT = ("__dict__", None)
 class QuickCall:
     """What a call that passed has found, for others that are like it. Safe under threads."""
 
-    __slots__ = ("_count", "_facts", "_modules", "_names", "_rest", "_state", "_walk")
+    __slots__ = ("_count", "_facts", "_kept", "_modules", "_names", "_rest", "_state", "_walk")
 
     def __init__(
         self,
@@ -45,10 +47,11 @@ class QuickCall:
         walk: ObjectWalk,
         facts: Written | None,
         code: StraightCode,
+        kept: tuple[KeptFacts, ...],
     ) -> None:
         modules = [(k, value) for k, value in enumerate(arguments) if isinstance(value, nn.Module)]
         self._modules = tuple((k, weakref.ref(module)) for k, module in modules)
-        self._names, self._walk, self._facts = tuple(names), walk, facts
+        self._names, self._walk, self._facts, self._kept = tuple(names), walk, facts, kept
         self._count, self._rest, self._state = len(code.arguments), code.rest, quick_state()
 
     @staticmethod
@@ -59,6 +62,7 @@ class QuickCall:
         code: StraightCode,
         step: Step,
         holds: Holds,
+        kept: tuple[KeptFacts, ...] = (),
     ) -> QuickCall | None:
         """For calls like one that passed; ``None`` where there can be none.
 
@@ -69,6 +73,7 @@ class QuickCall:
             code: of the function.
             step: as of :func:`.write_out`.
             holds: as of :func:`.write_out`.
+            kept: facts that were looked at and may have changed since.
         """
         plan = _Plan(dict(scope), step)
         left = plan.left_of(tree)
@@ -82,7 +87,7 @@ class QuickCall:
         if walk is None or quick_state() is None:
             return None
         facts = write_out(left, scope, step, holds) if left else None
-        call = QuickCall(tuple(scope), tuple(scope.values()), walk, facts, code)
+        call = QuickCall(tuple(scope), tuple(scope.values()), walk, facts, code, kept)
         found = call.found(tuple(scope.values()))
         expected = [plan.values[node] for node in wanted]
         same = found is not None and all(one is other for one, other in zip(found, expected, strict=True))
@@ -94,6 +99,9 @@ class QuickCall:
             return None
         for place, module in self._modules:
             if module() is not arguments[place]:
+                return None
+        for each in self._kept:
+            if not each.hold():
                 return None
         if self._facts is not None and not self._facts(dict(zip(self._names, arguments, strict=True))):
             return None

@@ -4,7 +4,8 @@ Note [Checks of a saved function]
     Dynamo guards on much that a module holds (flags, lengths, hooks, classes of its parts). Each such guard becomes a
     row: a path of attributes and items from an argument, a kind of fact, and what was found when it was compiled. Rows
     are evaluated by this module, without Dynamo. Those about the caller's own arguments and about training modes are
-    looked at in every call, all of them in the first call with a module. What classes define is code: its source is
+    looked at in every call, all others of a module in the first call with it, and when what they are read from has
+    changed (Note [Kept facts]). What classes define is code: its source is
     compared when the function is loaded.
 """
 
@@ -22,6 +23,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ..errors import GuardError
+from .kept_facts import KeptFacts
 from .quick_calls import QuickCall
 from .quick_checks import MOST_WRITTEN, Written, write_out
 from .straight_code import StraightCode
@@ -103,9 +105,9 @@ class CheckTree:
             self._written += 1
             self._quick = write_out(self._nodes, scope, _step, _HOLDS)
 
-    def quick_call(self, scope: Mapping[str, Any], code: StraightCode) -> QuickCall | None:
-        """What tells calls like one that passed; see Note [Quick calls]."""
-        return QuickCall.of(scope, self._nodes, self._pairs, code, _step, _HOLDS)
+    def quick_call(self, scope: Mapping[str, Any], code: StraightCode, kept: tuple[KeptFacts, ...]) -> QuickCall | None:
+        """What tells calls like one that passed, as long as what is ``kept`` holds; see Note [Quick calls]."""
+        return QuickCall.of(scope, self._nodes, self._pairs, code, _step, _HOLDS, kept)
 
     def check(self, scope: Mapping[str, Any]) -> None:
         """Raise :class:`GuardError` for the first fact that does not hold."""

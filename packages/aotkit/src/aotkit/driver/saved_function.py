@@ -19,7 +19,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
 from ..artifact.graph_inputs import InputCheck
+from ..artifact.kept_facts import KeptFacts
 from ..artifact.quick_calls import QuickCall
 from ..artifact.quick_checks import MOST_WRITTEN
 from ..artifact.saved_checks import CheckTree, tree_of_rows
@@ -165,7 +166,7 @@ class SavedFunction:
         self._rows = described["checks"]
         self._all = tree_of_rows(self._rows)
         self._often: dict[frozenset[str], CheckTree] = {frozenset(): self._all}
-        self._checked = weakref.WeakKeyDictionary[nn.Module, set[str]]()  # as which arguments
+        self._checked = weakref.WeakKeyDictionary[nn.Module, dict[str, KeptFacts]]()  # by argument
         self._straight: StraightCode | None = None
         self._quick: QuickCall | None = None
         self._noted = 0
@@ -194,12 +195,17 @@ class SavedFunction:
                 tell_state(here, self._state)
             self._state_passed = state
         modules = {name: value for name, value in arguments.items() if isinstance(value, nn.Module)}
-        if all(name in self._checked.get(module, ()) for name, module in modules.items()):
+        kept = [self._checked.get(module, {}).get(name) for name, module in modules.items()]
+        if all(facts is not None and facts.hold() for facts in kept):
             self._tree_for(frozenset(modules)).check_often(arguments)
-        else:
-            self._all.check(arguments)
-            for name, module in modules.items():
-                self._checked.setdefault(module, set()).add(name)
+            return
+        self._all.check(arguments)
+        for (name, module), facts in zip(modules.items(), kept, strict=True):
+            if facts is not None:
+                facts.renew({name: module})
+                continue
+            rows = [row for row in self._rows if row[0][0][1] == name and not _is_for_every_call(row, {name})]
+            self._checked.setdefault(module, {})[name] = KeptFacts(rows, {name: module})
 
     def _tree_for(self, modules: frozenset[str]) -> CheckTree:
         """Facts for every call, where the arguments of these names are modules that were looked at."""
@@ -251,7 +257,8 @@ class SavedFunction:
         if 1 < self._noted <= MOST_WRITTEN and self._straight is not None:
             scope = dict(zip(self._names, given, strict=True))
             modules = frozenset(name for name, value in scope.items() if isinstance(value, nn.Module))
-            self._quick = self._tree_for(modules).quick_call(scope, self._straight) or self._quick
+            kept = tuple(self._checked[scope[name]][name] for name in modules)
+            self._quick = self._tree_for(modules).quick_call(scope, self._straight, kept) or self._quick
 
     def __repr__(self) -> str:
         return f"<saved function {self.name}, compiled for {self.graph.artifact.kind}>"
@@ -267,7 +274,7 @@ def _quickly_bound(signature: inspect.Signature) -> tuple[int, tuple[str, ...]]:
     return (len(one), tuple(p.name for p in more)) if plain else (sys.maxsize, ())
 
 
-def _is_for_every_call(row: Any, modules: frozenset[str]) -> bool:
+def _is_for_every_call(row: Any, modules: Container[str]) -> bool:
     """Rows about values that a caller passes, and about training modes; the rest of a module that is an argument is
     looked at once."""
     path, kind, _ = row

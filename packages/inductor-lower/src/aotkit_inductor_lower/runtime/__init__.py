@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 from .arena import ArenaPool
 from .argument_reader import ArgumentReader, Placement
 from .bind import BoundProgram, bind_program
+from .dict_states import DictStates
 from .errors import BindError, RedzoneError
 from .object_walk import Fact, Node, ObjectWalk
 
 if TYPE_CHECKING:
     from .parts import bind_parts
 
-__all__ = ["ArenaPool", "ArgumentReader", "BindError", "BoundProgram", "Fact", "Node", "ObjectWalk", "Placement"]
-__all__ += ["RedzoneError", "bind_parts", "bind_program"]
+__all__ = ["ArenaPool", "ArgumentReader", "BindError", "BoundProgram", "DictStates", "Fact", "Node", "ObjectWalk"]
+__all__ += ["Placement", "RedzoneError", "bind_parts", "bind_program"]
 
 
 def __getattr__(name: str) -> Any:

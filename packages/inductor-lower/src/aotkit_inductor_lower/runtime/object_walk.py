@@ -31,7 +31,7 @@ import torch
 
 from .argument_reader import array_of, loaded_function
 
-__all__ = ["Fact", "Node", "ObjectWalk"]
+__all__ = ["Fact", "Node", "ObjectWalk", "state_place"]
 
 _WORD = 8
 _DICTS = (dict, collections.OrderedDict)
@@ -164,24 +164,30 @@ def _operand(value: Any, use: str) -> int:
 @functools.cache
 def _compiled() -> Walk | None:
     """The native function, or ``None`` where Python is not as it takes it."""
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or sys.maxsize < 2**32:
-        return None
-    samples: tuple[Any, ...] = (0, "", {}, Node)
-    if any(_word(value, _WORD) != id(type(value)) for value in samples):
+    if not _is_as_taken():
         return None
     kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
-    walk: Walk | None = loaded_function(_text(_tag_place()), _IMPORTS, "walk", kind)
+    walk: Walk | None = loaded_function(_text(state_place()), _IMPORTS, "walk", kind)
     return walk
+
+
+def _is_as_taken() -> bool:
+    """Whether objects of Python lie as native code takes it."""
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or sys.maxsize < 2**32:
+        return False
+    samples: tuple[Any, ...] = (0, "", {}, Node)
+    return all(_word(value, _WORD) == id(type(value)) for value in samples)
 
 
 def _word(value: Any, offset: int) -> int:
     return ctypes.c_uint64.from_address(id(value) + offset).value
 
 
-def _tag_place() -> int | None:
+@functools.cache
+def state_place() -> int | None:
     """Bytes to the number of a dictionary's state, which no other dictionary or state has; ``None`` where there is
     none. That is Python 3.11, and if what changes a dictionary is seen to change that number."""
-    if sys.version_info[:2] != (3, 11):
+    if sys.version_info[:2] != (3, 11) or not _is_as_taken():
         return None
     place = 3 * _WORD  # behind reference count, class and length
     holder = type("Holder", (), {})()
