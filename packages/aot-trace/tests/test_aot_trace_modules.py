@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from aotkit_aot_trace import TraceOptions, Unsupported, capture, trace_inference, trace_joint
 from aotkit_aot_trace.callables import GraphFunction
+from aotkit_aot_trace.functional_call import create_functional_call, named_tensors
 
 
 class Block(nn.Module):
@@ -253,3 +254,18 @@ def test_batch_norm_of_a_graph_of_dynamo_returns_its_new_statistics(layer, run_g
     F.batch_norm(args[0], *expected, training=True)
     run_graph(captured, args)
     torch.testing.assert_close(args[1:], expected)
+
+
+def test_a_module_under_two_names_keeps_its_tensors():
+    torch.manual_seed(0)
+    layer, norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+    module = nn.Sequential(layer, norm, layer, norm)
+    tensors, names = dict(module.named_parameters()), named_tensors(module)
+    called = create_functional_call(module, strict_out_tuple=False)
+    x = torch.randn(4, 3)
+    expected, mean = copy.deepcopy(module)(x), norm.running_mean.clone()
+    assert torch.equal(called(*names.values(), x), expected) and not torch.equal(norm.running_mean, mean)
+    other = [value.detach().clone() for value in names.values()]
+    called(*other, x)
+    assert all(value is tensors[name] for name, value in module.named_parameters())
+    assert all(value is names[name] for name, value in module.named_buffers())

@@ -192,7 +192,7 @@ def test_lengths_known_at_run_time(dtype: torch.dtype) -> None:
     ours = generated(ahead, lines, tracing_mode="symbolic")
     saved = [sums, gradient, *lines, out.transpose(1, 2).flatten(2)]
     gradients = generated(back, saved, tracing_mode="symbolic")
-    for length in (70, 33, 333):
+    for length in (70, 33, 600 if dtype is torch.float32 else 333):  # more than a block of keys, or of queries
         gradient, *lines = operands(length)
         truth = exact(case, [*map(heads, lines)], heads(gradient))
         got, want = ours(list(lines)), ahead(*lines)

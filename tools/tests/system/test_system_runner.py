@@ -168,6 +168,23 @@ def test_sizes_that_vary_and_buffers_that_are_written(tmp_path: Path, serve: Cal
     assert "the package takes 2 arguments, not 1" in serve(path, [([shift], calls[0][1])])
 
 
+class Rooted(nn.Module):
+    """The side of a square of patches: a size that is the root of another."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.new_ones(int(x.shape[0] ** 0.5) + 1).cumsum(0), x * 2
+
+
+def test_a_size_that_is_a_root_is_checked(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path = tmp_path / "rooted.aotkit"
+    with pytest.warns(UserWarning, match="the package takes sizes of 25 to 35"):  # whose root is 5
+        aotkit.aot_compile(Rooted(), (torch.randn(30, 3),), path, dynamic_shapes=({0: Dim.DYNAMIC},))
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(loaded(x))) for x in map(torch.ones, [(25, 3), (35, 3)])]
+    assert all_right(2) in serve(path, calls)
+    assert "a size is 36; the package was compiled for 25 to 35" in serve(path, [([torch.ones(36, 3)], calls[0][1])])
+
+
 class Images(nn.Module):
     """Calls into ATen with many kinds of arguments, an index that a kernel checks, several element types."""
 

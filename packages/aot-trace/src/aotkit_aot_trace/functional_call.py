@@ -56,6 +56,7 @@ class FunctionalCall:
     ) -> None:
         self.module = module
         self.names = tuple(names)
+        self._places = _last_names(module, self.names)
         self._strict = strict_out_tuple
         self._record_stack = record_stack
         self._graph: GraphFunction | None = None
@@ -65,7 +66,8 @@ class FunctionalCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         count = len(self.names)
-        tensors, given = dict(zip(self.names, args[:count], strict=True)), args[count:]
+        named, given = dict(zip(self.names, args[:count], strict=True)), args[count:]
+        tensors = {name: named[name] for name in self._places}
         with ExitStack() as stack:
             stack.enter_context(compat.replaced_tensors(self.module, tensors))
             stack.enter_context(averages_without_numbers(self.module))
@@ -82,6 +84,16 @@ class FunctionalCall:
                 "handed on without looking for tensors inside. Return a tuple, or use aot_module, which flattens"
             )
         return result
+
+
+def _last_names(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """The names, but of several for one attribute of one module (which is registered under two names) only the last: an
+    attribute is replaced, and put back, once."""
+    places: dict[tuple[int, str], str] = {}
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        places[id(module.get_submodule(path)), attribute] = name
+    return list(places.values())
 
 
 def _write_assigned_buffers(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:

@@ -14,6 +14,9 @@ int64_t floor_div(int64_t a, int64_t b) {
 
 int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
 
+// The square root, rounded down, of a size below 2^50: see _whole_root.py.
+static int64_t root(int64_t size) { return static_cast<int64_t>(std::sqrt(static_cast<double>(std::max<int64_t>(size, 0)))); }
+
 Expr Expr::read(const Json &json, const Names &names) {
   Expr made;
   if (json.is(Json::Int)) {
@@ -36,9 +39,12 @@ Expr Expr::read(const Json &json, const Names &names) {
                         : name == "mod"    ? Atom::Mod
                         : name == "min"    ? Atom::Min
                         : name == "max"    ? Atom::Max
+                        : name == "isqrt"  ? Atom::Isqrt
                                            : Atom::Symbol;
       if (kind == Atom::Symbol) unsupported("a size is computed by " + name);
-      if (atom.items.size() < 2 || (kind <= Atom::Mod && atom.items.size() != 3)) bad_file("a size lacks an operand");
+      const size_t operands = atom.items.size() - 1;
+      const bool right = kind <= Atom::Mod ? operands == 2 : kind == Atom::Isqrt ? operands == 1 : operands > 0;
+      if (!right) bad_file("a size lacks an operand");
       Atom call{kind, 0, {}};
       for (size_t j = 1; j < atom.items.size(); ++j) call.arguments.push_back(Expr::read(atom.items[j], names));
       read.atoms.push_back(std::move(call));
@@ -66,6 +72,7 @@ int64_t Expr::operator()(const Values &values) const {
                 : atom.kind == Atom::Min    ? std::min(value, other)
                                             : std::max(value, other);
       }
+      if (atom.kind == Atom::Isqrt) value = root(value);
       product *= value;
     }
     total += product;
@@ -112,6 +119,7 @@ double evaluate_tree(const Json &tree, const std::unordered_map<std::string, int
   if (name == "or") return folded([](double a, double b) { return a || b; });
   if (name == "not") return !v[0];
   if (name == "neg") return -v[0];
+  if (name == "isqrt") return std::floor(std::sqrt(std::max(v[0], 0.0)));
   if (two && name == "-") return v[0] - v[1];
   if (two && name == "//") return std::floor(v[0] / v[1]);
   if (two && name == "%") return v[0] - std::floor(v[0] / v[1]) * v[1];

@@ -23,7 +23,7 @@ class Expr {
 
  private:
   struct Atom {
-    enum Kind { Symbol, FloorDiv, Mod, Min, Max } kind;
+    enum Kind { Symbol, FloorDiv, Mod, Min, Max, Isqrt } kind;
     size_t symbol;
     std::vector<Expr> arguments;
   };
