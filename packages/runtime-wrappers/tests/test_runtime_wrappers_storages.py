@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from aotkit_functionalize import GraphMetadata, records
-from aotkit_runtime_wrappers import WrapperPlan, build_plan
-from aotkit_runtime_wrappers.errors import PlanError
+from aotkit_runtime_wrappers import WrapperPlan, build_plan, overlap
+from aotkit_runtime_wrappers.errors import AliasingChangedError, PlanError
 
 Check = Callable[..., int]
 pytestmark = pytest.mark.covers("F4.6")
@@ -109,3 +111,38 @@ def test_records_of_storages_that_contradict_each_other_are_refused(changes: Any
     info = {"index": 0, "kind": records.InputKind.TENSOR, "meta": like, "mutation": records.MutationKind.STORAGE}
     with pytest.raises(PlanError, match=message):
         build_plan(GraphMetadata((records.InputInfo(**(info | changes)),), ()))
+
+
+def test_parts_of_one_memory_are_compared_with_those_in_the_same_bytes(monkeypatch):
+    asked = mock.Mock(side_effect=overlap.tensors_overlap)
+    monkeypatch.setattr(overlap, "tensors_overlap", asked)
+    flat = torch.zeros(4000)
+    parts, names = flat.split(10), [f"in{k}" for k in range(401)]
+    overlap.refuse_new_aliases(parts[:200], parts[200:], True, " ".join(names[:200]), " ".join(names[200:400]))
+    assert not asked.called
+    with pytest.raises(AliasingChangedError, match=r"input in3 is mutated .* with input in400"):
+        overlap.refuse_new_aliases(
+            parts[:200], [*parts[200:], flat[39:41]], True, " ".join(names[:200]), " ".join(names[200:])
+        )
+    assert asked.call_count < 4
+
+
+def test_random_views_share_memory_where_a_comparison_of_all_says_so():
+    draw, refused = random.Random(0), 0
+    for _ in range(300):
+        memories = [torch.zeros(24), torch.zeros(24, device=draw.choice(["cpu", "meta"]))]
+        views = [
+            draw.choice(memories).as_strided((draw.randrange(4), 2), (draw.randrange(3), draw.randrange(1, 4)), at)
+            for at in draw.sample(range(15), 5)
+        ]
+        among = draw.random() < 0.5
+        pairs = [(i, k) for i in (0, 1) for k in range(2, 5)] + [(0, 1)] * among
+        expected = any(overlap.tensors_overlap(views[i], views[k]) for i, k in pairs)
+        try:
+            overlap.refuse_new_aliases(views[:2], views[2:], among, "in0 in1", "in2 in3 in4")
+            found = False
+        except AliasingChangedError:
+            found = True
+        assert found == expected, [(v.device, v.storage_offset(), v.size(), v.stride()) for v in views]
+        refused += found
+    assert 50 < refused < 250

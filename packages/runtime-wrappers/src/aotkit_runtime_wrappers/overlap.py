@@ -246,14 +246,31 @@ def _memory(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
 def _compare_in_detail(
     mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: list[str], other_names: list[str]
 ) -> None:
-    for i, a in enumerate(mutated):
-        candidates = list(zip(other_names, others, strict=True))
-        if among:
-            candidates += list(zip(mutated_names[i + 1 :], mutated[i + 1 :], strict=True))
-        for name, b in candidates:
-            if tensors_overlap(a, b):
+    tensors, names, count = [*mutated, *others], [*mutated_names, *other_names], len(mutated)
+    for i, near in enumerate(_in_the_same_bytes(tensors)[:count]):
+        for k in sorted(near, key=lambda k: (k < count, k)):
+            if (k >= count or (among and k > i)) and tensors_overlap(tensors[i], tensors[k]):
+                name = names[k]
                 raise AliasingChangedError(
                     f"input {mutated_names[i]} is mutated by this graph and now shares memory with input {name}, which "
                     "it did not when the graph was captured; results would be wrong. Capture the function again with "
                     "these inputs, or pass a clone of one of them"
                 )
+
+
+def _in_the_same_bytes(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """For each tensor those whose bytes, from the first to the last, meet its own: by going from low addresses to high
+    ones, as hundreds of parts of one memory would take long to compare each with each. All others, if one of them has no
+    address."""
+    if not all(type(tensor) in _REAL and storage_id(tensor) is not None for tensor in tensors):
+        return [[k for k in range(len(tensors)) if k != m] for m in range(len(tensors))]
+    lows, tops = _memory(tensors)
+    found: list[list[int]] = [[] for _ in tensors]
+    reaching: list[int] = []
+    for k in sorted(range(len(tensors)), key=lows.__getitem__):
+        reaching = [m for m in reaching if tops[m] > lows[k]]
+        for m in reaching:
+            found[m].append(k)
+            found[k].append(m)
+        reaching.append(k)
+    return found
