@@ -260,7 +260,7 @@ def _compare_in_detail(
 
 def _in_the_same_bytes(tensors: Sequence[Tensor]) -> list[list[int]]:
     """For each tensor those whose bytes, from the first to the last, meet its own: by going from low addresses to high
-    ones, as hundreds of parts of one memory would take long to compare each with each. All others, if one of them has no
+    ones, as hundreds of parts of one memory would take long to compare each with each. All others, if one has no
     address."""
     if not all(type(tensor) in _REAL and storage_id(tensor) is not None for tensor in tensors):
         return [[k for k in range(len(tensors)) if k != m] for m in range(len(tensors))]
