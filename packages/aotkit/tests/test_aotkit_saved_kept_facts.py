@@ -93,3 +93,26 @@ def test_what_no_fact_is_about_may_change_and_calls_stay_quick(
         net.layers[1].calls = count
         net.notes = {count: "new"}
         assert torch.allclose(saved(net, x), net(x))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = self.second = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.skipif(kept_facts.DictStates.of([]) is None, reason="this Python does not tell states of dictionaries")
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_one_module_under_two_names_may_not_become_two(name: str, tmp_path: Path) -> None:
+    net, x = Twice(), torch.ones(3, 4)
+    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(step, (net, x)), tmp_path / "step")
+    saved = aotkit.saved.load_compiled_function(tmp_path / "step")
+    for _ in range(4):
+        assert torch.allclose(saved(net, x), net(x))
+    setattr(net, name, nn.Linear(4, 4).requires_grad_(False))
+    with pytest.raises(aotkit.GuardError, match="are two objects, and were one"):
+        saved(net, x)

@@ -44,7 +44,9 @@ class KeptFacts:
         """Note what all facts are read from now, of arguments by name."""
         next_hook, read = RemovableHandle.next_id, _Read()
         for path, kind, expected in self._rows:
-            read.fact(scope[path[0][1]], path[1:], kind, expected)
+            for each in (path, expected) if kind == "same" else (path,):
+                if each[0][1] in scope:
+                    read.fact(scope[each[0][1]], each[1:], kind, expected)
         self._read_from = _ReadFrom(read, next_hook)
 
     def hold(self) -> bool:
