@@ -3,11 +3,9 @@
 ``pytest -p tools.emulation.plugin --emulate aarch64 packages/inductor-lower/tests/test_inductor_lower_cpu_ops.py``
 
 Whatever machine a test asks for, it gets the emulated one. Its expectations stay what they are: numbers from eager,
-from float64 or from the interpreter of the IR, computed by this processor. ``--emulate host`` emulates nothing but the
-tile registers of AMX, where it can and must (:mod:`.tiles`): it counts which kinds of kernels run on this processor
-that it has more than 64-bit ARM, where all of those run. So does ``--emulate znver4`` and the like, of the kinds that
-neither ARM has nor a processor before it in the table: kernels for such a processor, which has vectors of 512 bits, run
-here on shorter ones (:mod:`.wide`).
+from float64 or from the interpreter of the IR, computed by this processor. With ``--emulate znver4`` and the like,
+kernels for such a processor, which has vectors of 512 bits, run here on shorter ones (:mod:`.wide`); of these those
+kinds are counted that neither ARM has nor a processor before it in the table.
 """
 
 from __future__ import annotations
@@ -31,13 +29,11 @@ from aotkit_inductor_lower.targets.cpu import generate as generating
 from aotkit_inductor_lower.targets.cpu import load as loading
 from aotkit_inductor_lower.targets.cpu import target as targets
 
-from . import tiles, wide
+from . import wide
 from .kinds import all_kinds, kinds_of
 from .processors import ARM, PROCESSORS, Emulated
 from .programs import load_into, with_extents
 from .server import Server
-
-HOST = "host"
 
 
 class Kinds:
@@ -159,7 +155,7 @@ def _put(kinds: Kinds, generate: Callable[..., CompiledProgram], load: Callable[
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which processor."""
-    names = [*(processor.name for processor in (*PROCESSORS, *wide.PROCESSORS)), HOST]
+    names = [processor.name for processor in (*PROCESSORS, *wide.PROCESSORS)]
     parser.addoption("--emulate", choices=names, default=PROCESSORS[0].name)
     parser.addoption("--every-kind", action="store_true", help="fail where a kind of kernel was left out")
 
@@ -173,26 +169,16 @@ def pytest_configure(config: pytest.Config) -> None:
         emulate(emulation)
         kinds: Kinds = emulation
     else:
-        kinds = Kinds(_at_home(name), host_machine(), elsewhere=_elsewhere(name))
+        wide.emulate_named(name)
+        kinds = Kinds(f"{name}, on vectors of 256 bits", host_machine(), elsewhere=_elsewhere(name))
         count_here(kinds)
     config.pluginmanager.register(kinds, "emulation")
 
 
 def _elsewhere(name: str) -> frozenset[str]:
     """Kinds of kernels that other runs look for."""
-    others = itertools.takewhile(lambda each: each.name != name, wide.PROCESSORS if name != HOST else ())
+    others = itertools.takewhile(lambda each: each.name != name, wide.PROCESSORS)
     return all_kinds(ARM.machine()).union(*(all_kinds(each.machine()) for each in others))
-
-
-def _at_home(name: str) -> str:
-    """What kernels are for that run in this process, by this processor's instructions."""
-    if name != HOST:
-        wide.emulate_named(name)
-        return f"{name}, on vectors of 256 bits"
-    with_tiles = not tiles.why_not()
-    if with_tiles:
-        tiles.emulate()
-    return f"this {host_machine().cpu}{', its tile registers emulated' * with_tiles}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -261,22 +261,22 @@ def test_tensors_that_lie_where_they_lay_are_not_compared_again(monkeypatch: pyt
     """Those that have moved are, and so are all after a refusal."""
     compared: list[int] = []
 
-    def noted(mutated, others, among, *names):
+    def noted(mutated, others, *names):
         compared.append(len(mutated))
-        refuse_new_aliases(mutated, others, among, *names)
+        refuse_new_aliases(mutated, others, *names)
 
     monkeypatch.setattr(overlap, "refuse_new_aliases", noted)
     check, memory = AliasCheck(), torch.zeros(12)
     a, b, c = memory[:4], memory[4:8], memory[6:10]
     for _ in range(3):
-        check((a,), (b,), True, "in0", "in1")
+        check((a,), (b,), "in0", "in1")
     assert len(compared) == 1
     for _ in range(2):
         with pytest.raises(AliasingChangedError, match=r"input in0 is mutated .* shares memory with input in1"):
-            check((b,), (c,), True, "in0", "in1")
-    check((a,), (b,), True, "in0", "in1")
+            check((b,), (c,), "in0", "in1")
+    check((a,), (b,), "in0", "in1")
     assert len(compared) == 3
-    check((torch.zeros(4),), (b,), True, "in0", "in1")
+    check((torch.zeros(4),), (b,), "in0", "in1")
     assert len(compared) == 4
 
 
@@ -295,18 +295,18 @@ def test_the_few_that_moved_are_refused_where_all_compared_would_be(seed: int, t
     """Of tensors that are not written to some lie elsewhere in the next call: on free memory or on what is written."""
     memory, mutated, others = written_beside(seed)
     random, count = Random(seed + 100), 8 + len(others)
-    check, placed_check = AliasCheck(), PlacedAliasCheck(range(8), range(8, count), among=True)
+    check, placed_check = AliasCheck(), PlacedAliasCheck(range(8), range(8, count))
     names = [" ".join(f"in{k}" for k in range(*ends)) for ends in ((0, 8), (8, count))]
     before: tuple[int, ...] = ()
 
     def compared() -> None:
-        refuse_new_aliases(mutated, others, True, *names)
+        refuse_new_aliases(mutated, others, *names)
 
     def asked() -> None:
         nonlocal before
         args = placed([*mutated, *others])
         if told == "nothing":
-            check(mutated, others, True, *names)
+            check(mutated, others, *names)
             return
         if told == "what moved" and before:
             moved = tuple(k for k in range(count) if args.addresses[k] != before[k])
@@ -343,10 +343,10 @@ def test_tensors_without_memory_are_compared_in_every_call() -> None:
     """All have the same address."""
     check, memory, other = AliasCheck(), torch.zeros(4, device="meta"), torch.zeros(4, device="meta")
     for _ in range(2):
-        check((memory,), (other,), True, "in0", "in1")
+        check((memory,), (other,), "in0", "in1")
     with pytest.raises(AliasingChangedError):
-        check((memory,), (memory[1:],), True, "in0", "in1")
-    placed_check = PlacedAliasCheck([0], [1], among=True)
+        check((memory,), (memory[1:],), "in0", "in1")
+    placed_check = PlacedAliasCheck([0], [1])
     for _ in range(2):
         placed_check(placed([memory, other]))
     with pytest.raises(AliasingChangedError):

@@ -69,7 +69,7 @@ EXAMPLES: list[Operation] = [
     CheckDuplicate("in1", "in0"),
     CheckPlace("in0", 4, 64),
     CheckAliases(("in0", "in1"), ("in2",)),
-    CheckAliases(("in0",), (), among=False),
+    CheckAliases(("in0", "in1"), ()),
     CheckAliases(("in0",), ("in1",), fixed=True),
     CheckValue("in0", "input 0", META),
     CheckValue("fw0", "output 0", META, check_strides=False, check_requires_grad=True),

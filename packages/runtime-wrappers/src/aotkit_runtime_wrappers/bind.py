@@ -83,9 +83,9 @@ _RUNTIME: dict[str, Any] = {
     "_unsafe_view": unsafe_view,
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,
-    "isqrt": math.isqrt,
     "_write_late": write_late,
     "_zero_tangent": zero_tangent,
+    "isqrt": math.isqrt,
 }
 
 

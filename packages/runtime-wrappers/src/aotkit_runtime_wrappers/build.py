@@ -154,7 +154,7 @@ def _alias_checks(metadata: CallContract, names: Sequence[Value]) -> list[Operat
     if not written or len(tensors) == 1:
         return []
     fixed = all(i.meta and all(type(n) is int for n in (*i.meta.sizes, *i.meta.strides)) for i in tensors)
-    return [CheckAliases(written, others, among=True, fixed=fixed)]
+    return [CheckAliases(written, others, fixed=fixed)]
 
 
 def _place_checks(metadata: CallContract, names: Sequence[Value], addressed: Mapping[int, int]) -> list[Operation]:

@@ -113,22 +113,21 @@ def refuse_place(tensor: Tensor, name: str, offset: int, nbytes: int) -> None:
 
 
 def refuse_new_aliases(
-    mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: str, other_names: str
+    mutated: Sequence[Tensor], others: Sequence[Tensor], mutated_names: str, other_names: str
 ) -> None:
-    """Raise :class:`AliasingChangedError` if a tensor of ``mutated`` overlaps one of ``others`` (or of its own).
+    """Raise :class:`AliasingChangedError` if a tensor of ``mutated`` overlaps one of ``others``, or another of its own.
 
     The common case, no common storage at all, is one pass over storages.
     """
-    small, large = (mutated, others) if among or len(mutated) <= len(others) else (others, mutated)
     # A storage is one Python object for as long as it lives, so sets of them compare storages.
-    storages, beyond = (set(map(Tensor.untyped_storage, tensors)) for tensors in (small, large))
-    if not (among and len(storages) < len(mutated)) and storages.isdisjoint(beyond):
+    storages, beyond = (set(map(Tensor.untyped_storage, tensors)) for tensors in (mutated, others))
+    if len(storages) == len(mutated) and storages.isdisjoint(beyond):
         # Memory that torch did not allocate (and so can't resize), as an array of numpy's, may have several storages.
-        if not small or type(small[0]) not in _REAL or (all(map(_OWN, storages)) and all(map(_OWN, beyond))):
+        if not mutated or type(mutated[0]) not in _REAL or (all(map(_OWN, storages)) and all(map(_OWN, beyond))):
             return
-        if not (beyond and _share_addresses(storages, beyond)) and not (among and _share_addresses(storages)):
+        if not (beyond and _share_addresses(storages, beyond)) and not _share_addresses(storages):
             return
-    _compare_in_detail(mutated, others, among, mutated_names.split(), other_names.split())
+    _compare_in_detail(mutated, others, mutated_names.split(), other_names.split())
 
 
 class _Passed(NamedTuple):
@@ -155,11 +154,11 @@ class AliasCheck:
         self._passed = _Passed()
 
     def __call__(
-        self, mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: str, other_names: str
+        self, mutated: Sequence[Tensor], others: Sequence[Tensor], mutated_names: str, other_names: str
     ) -> None:
         """Raises what :func:`refuse_new_aliases` raises."""
         if type(mutated[0]) not in _REAL:  # fake ones, in a call of torch's own tracers
-            refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+            refuse_new_aliases(mutated, others, mutated_names, other_names)
             return
         passed, count = self._passed, len(mutated)
         addresses = (*map(Tensor.data_ptr, mutated), *map(Tensor.data_ptr, others))
@@ -168,7 +167,7 @@ class AliasCheck:
         moved = _differing(addresses, passed.addresses)
         some = [others[k - count] for k in moved[:_FEW] if k >= count]
         if any(k < count for k in moved) or not _lie_apart(passed, zip(*_memory(some), strict=True), len(moved)):
-            refuse_new_aliases(mutated, others, among, mutated_names, other_names)
+            refuse_new_aliases(mutated, others, mutated_names, other_names)
             passed = _memory_of(mutated)
         if 0 not in addresses:  # of tensors without elements, or without memory
             self._passed = _Passed(addresses, passed.lows, passed.tops)
@@ -177,10 +176,10 @@ class AliasCheck:
 class PlacedAliasCheck:
     """:class:`AliasCheck` where the tensors are all arguments of a call, whose addresses are known."""
 
-    __slots__ = ("_among", "_lengths", "_mutated", "_others", "_passed", "_written")
+    __slots__ = ("_lengths", "_mutated", "_others", "_passed", "_written")
 
-    def __init__(self, mutated: Sequence[int], others: Sequence[int], among: bool) -> None:
-        self._mutated, self._others, self._among = tuple(mutated), tuple(others), among
+    def __init__(self, mutated: Sequence[int], others: Sequence[int]) -> None:
+        self._mutated, self._others = tuple(mutated), tuple(others)
         self._written = frozenset(mutated)
         self._passed = _Passed()
         self._lengths: tuple[int, ...] = ()
@@ -208,7 +207,7 @@ class PlacedAliasCheck:
     def _compare(self, args: Sequence[Tensor]) -> None:
         mutated, others = self._mutated, self._others
         names = (" ".join(f"in{k}" for k in places) for places in (mutated, others))
-        refuse_new_aliases([args[k] for k in mutated], [args[k] for k in others], self._among, *names)
+        refuse_new_aliases([args[k] for k in mutated], [args[k] for k in others], *names)
 
 
 def _differing(now: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
@@ -244,12 +243,12 @@ def _memory(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
 
 
 def _compare_in_detail(
-    mutated: Sequence[Tensor], others: Sequence[Tensor], among: bool, mutated_names: list[str], other_names: list[str]
+    mutated: Sequence[Tensor], others: Sequence[Tensor], mutated_names: list[str], other_names: list[str]
 ) -> None:
     tensors, names, count = [*mutated, *others], [*mutated_names, *other_names], len(mutated)
     for i, near in enumerate(_in_the_same_bytes(tensors)[:count]):
         for k in sorted(near, key=lambda k: (k < count, k)):
-            if (k >= count or (among and k > i)) and tensors_overlap(tensors[i], tensors[k]):
+            if k > i and tensors_overlap(tensors[i], tensors[k]):
                 name = names[k]
                 raise AliasingChangedError(
                     f"input {mutated_names[i]} is mutated by this graph and now shares memory with input {name}, which "

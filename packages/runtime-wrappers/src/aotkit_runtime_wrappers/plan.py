@@ -251,7 +251,7 @@ def _format_of(operation: str) -> Format[Operation]:
 _FORMAT = Format(
     WrapperPlan,
     "aotkit wrapper plan",
-    4,
+    5,
     error=PlanError,
     own={SubclassBoundary: _BoundaryForm(), Operation: _OperationForm()},
 )

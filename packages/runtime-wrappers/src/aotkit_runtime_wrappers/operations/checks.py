@@ -75,7 +75,7 @@ class CheckPlace(Operation):
 
 @dataclass(frozen=True, slots=True)
 class CheckAliases(Operation):
-    """No tensor of ``mutated`` may share memory with one of ``others``, nor, if ``among``, with another of its own.
+    """No tensor of ``mutated`` may share memory with one of ``others``, nor with another of its own.
     ``fixed``: their sizes and strides are the same in all calls."""
 
     functions: ClassVar = {"_refuse_new_aliases": refuse_new_aliases}
@@ -83,7 +83,6 @@ class CheckAliases(Operation):
 
     mutated: tuple[Value, ...]
     others: tuple[Value, ...]
-    among: bool = True
     fixed: bool = False
 
     @property
@@ -95,20 +94,20 @@ class CheckAliases(Operation):
         """One call."""
         if self.fixed and source.placed:
             mutated, others = ([int(name[2:]) for name in names] for names in (self.mutated, self.others))
-            check = source.own("_refuse_new_aliases", PlacedAliasCheck(mutated, others, self.among))
+            check = source.own("_refuse_new_aliases", PlacedAliasCheck(mutated, others))
             source.add(f"{check}({source.placed})", indent)
             return
-        names = f'{self.among}, "{" ".join(self.mutated)}", "{" ".join(self.others)}"'
+        names = f'"{" ".join(self.mutated)}", "{" ".join(self.others)}"'
         check = source.own("_refuse_new_aliases", AliasCheck()) if self.fixed else "_refuse_new_aliases"
         source.add(f"{check}({tuple_text(self.mutated)}, {tuple_text(self.others)}, {names})", indent)
 
     def run(self, values: Values) -> None:
         """Look."""
         mutated, others = ([values[name] for name in names] for names in (self.mutated, self.others))
-        refuse_new_aliases(mutated, others, self.among, " ".join(self.mutated), " ".join(self.others))
+        refuse_new_aliases(mutated, others, " ".join(self.mutated), " ".join(self.others))
 
     def __str__(self) -> str:
-        against = [*self.others, *(["each other"] if self.among else [])]
+        against = [*self.others, "each other"]
         return f"check no overlap of {', '.join(self.mutated)} with {', '.join(against)}"
 
 

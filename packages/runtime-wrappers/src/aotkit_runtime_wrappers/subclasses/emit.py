@@ -115,7 +115,7 @@ def _emit_alias_check(call: SubclassCall, out: Source) -> None:
         return
     names = [" ".join(f"d{k}" for k in group) for group in (call.mutated, others)]
     groups = ["".join(f"d{k}, " for k in group) for group in (call.mutated, others)]
-    out.add(f'_refuse_new_aliases(({groups[0]}), ({groups[1]}), True, "{names[0]}", "{names[1]}")')
+    out.add(f'_refuse_new_aliases(({groups[0]}), ({groups[1]}), "{names[0]}", "{names[1]}")')
 
 
 def _unneeded(call: SubclassCall) -> list[str]:

@@ -77,7 +77,7 @@ def _check_aliases(call: SubclassCall, dense: Sequence[Any]) -> None:
         return
     others = [k for k, value in enumerate(dense) if isinstance(value, torch.Tensor) and k not in call.mutated]
     names = [" ".join(f"d{k}" for k in group) for group in (call.mutated, others)]
-    refuse_new_aliases([dense[k] for k in call.mutated], [dense[k] for k in others], True, names[0], names[1])
+    refuse_new_aliases([dense[k] for k in call.mutated], [dense[k] for k in others], names[0], names[1])
 
 
 def _backward(call: SubclassCall, run: BoxedCallable, box: list[Any]) -> list[Any]:
