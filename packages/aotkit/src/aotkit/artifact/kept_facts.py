@@ -38,10 +38,13 @@ class KeptFacts:
 
     def __init__(self, rows: Sequence[Any], scope: Mapping[str, Any]) -> None:
         self._rows = rows
+        self._read_from: _ReadFrom | None = None
         self.renew(scope)
 
     def renew(self, scope: Mapping[str, Any]) -> None:
         """Note what all facts are read from now, of arguments by name."""
+        if DictStates.of(()) is None:
+            return  # changes will not be told
         next_hook, read = RemovableHandle.next_id, _Read()
         for path, kind, expected in self._rows:
             for each in (path, expected) if kind == "same" else (path,):
@@ -51,7 +54,7 @@ class KeptFacts:
 
     def hold(self) -> bool:
         """Whether nothing has changed that a fact was read from, as far as this Python tells."""
-        return self._read_from.is_as_before()
+        return self._read_from is None or self._read_from.is_as_before()
 
 
 class _ReadFrom:
@@ -62,12 +65,12 @@ class _ReadFrom:
     def __init__(self, read: _Read, next_hook: int) -> None:
         self._items, self._empty, self._next_hook = read.items(), list(read.empty.values()), next_hook
         self._lists = [(each, tuple(each)) for each in read.lists.values()]
-        self._states = DictStates.of([held for held, _ in self._items])
+        states = DictStates.of([held for held, _ in self._items])
+        assert states is not None  # as it was asked for before
+        self._states = states
 
     def is_as_before(self) -> bool:
         states, next_hook = self._states, RemovableHandle.next_id
-        if states is None:
-            return True
         if self._next_hook != next_hook:
             if any(self._empty):
                 return False

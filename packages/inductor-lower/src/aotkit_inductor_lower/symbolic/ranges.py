@@ -112,8 +112,8 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int | None, int | None]:
         lows = [*(a.low for a in args if a.low is not None), *(-(-total // 2) for total in _constant_sums(atom))]
         return max(lows, default=None), _greatest([a.high for a in args])
     if atom.fn == "isqrt":
-        ((low, high),) = ((x.low, x.high) for x in args)
-        return math.isqrt(max(low or 0, 0)), None if high is None else math.isqrt(max(high, 0))
+        (x,) = args
+        return math.isqrt(max(x.low or 0, 0)), None if x.high is None else math.isqrt(max(x.high, 0))
     x, d = args
     if d.low is None or d.low < 0:
         return None, None
