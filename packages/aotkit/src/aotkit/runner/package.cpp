@@ -15,7 +15,7 @@
 namespace aotkit {
 namespace {
 
-constexpr int64_t ARTIFACT_FORMAT = 10, PLAN_FORMAT = 4, MANIFEST_FORMAT = 2;
+constexpr int64_t ARTIFACT_FORMAT = 10, PLAN_FORMAT = 5, MANIFEST_FORMAT = 2;
 
 [[noreturn]] void wrong_call(const std::string &message) { throw Error(AOTKIT_BAD_ARGUMENT, message); }
 
@@ -243,10 +243,9 @@ void Package::read_plan(const Json &plan) {
       std::vector<size_t> mutated, others;
       for (const Json &name : operation.at("mutated").list()) mutated.push_back(numbered(name.text(), "in"));
       for (const Json &name : operation.at("others").list()) others.push_back(numbered(name.text(), "in"));
-      const Json *among = operation.find("among");
       for (size_t k = 0; k < mutated.size(); ++k) {
         for (size_t other : others) apart_.emplace_back(mutated[k], other);
-        for (size_t j = 0; j < k && (among == nullptr || among->truth()); ++j) apart_.emplace_back(mutated[k], mutated[j]);
+        for (size_t j = 0; j < k; ++j) apart_.emplace_back(mutated[k], mutated[j]);
       }
       for (const auto &[one, other] : apart_) check(std::max(one, other), count);
     } else if (kind != "BindSymbol" && kind != "ReadVersion") {  // symbols are read by the graph itself
