@@ -322,6 +322,18 @@ def test_the_environment_is_read_as_documented(tmp_path, monkeypatch):
     assert open_cache().store.directory == tmp_path / "d"
 
 
+def test_a_user_without_a_home_directory_is_told_what_to_set(tmp_path, monkeypatch):
+    def unknown(_):
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for variables in ({}, {"AOTKIT_CACHE_DIR": "~/cache"}):
+        with pytest.raises(CacheError, match="set AOTKIT_CACHE_DIR"):
+            read_environment(variables)
+    assert read_environment({"AOTKIT_CACHE_DIR": str(tmp_path)}).directory == tmp_path
+
+
 def test_a_team_key_lets_two_directories_share_a_store(tmp_path, monkeypatch):
     shared = MemoryStore()
     with pytest.raises(ValueError, match="signing key that its other users have too"):

@@ -1,5 +1,6 @@
 """Stores: bytes in, the same bytes or nothing out; private, capped, safe among processes."""
 
+import errno
 import fnmatch
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotkit_cache import CacheError, CacheWarning, private_files
+from aotkit_cache import ArtifactCache, CacheError, CacheWarning, make_key, private_files
 from aotkit_cache.stores import DiskStore, DistributedStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore
 
 
@@ -70,6 +71,59 @@ def store(request, tmp_path) -> Store:
         "file store": lambda: DistributedStore(torch.distributed.FileStore(str(tmp_path / "store"), 1)),
         "tcp store": lambda: DistributedStore(tcp_store()),
     }[request.param]()
+
+
+@pytest.mark.covers("F7.14")
+def test_a_store_on_a_read_only_medium_still_gives_what_it_holds(tmp_path, monkeypatch):
+    cache = ArtifactCache(DiskStore(tmp_path / "c"), b"sixteen secret bytes")
+    key, other = make_key(n=1), make_key(n=2)
+    assert cache.put(key, {"object": b"code"})
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")  # which is no PermissionError
+
+    opened = os.open
+    for name in ("utime", "unlink", "replace", "chmod"):
+        monkeypatch.setattr(os, name, read_only)
+    made = os.mkdir
+    monkeypatch.setattr(os, "mkdir", lambda path, *a: made(path, *a) if os.path.exists(path) else read_only())
+    monkeypatch.setattr(os, "open", lambda path, flags, *a: read_only() if flags & os.O_CREAT else opened(path, flags))
+    cache = ArtifactCache(DiskStore(tmp_path / "c"), b"sixteen secret bytes")
+    assert cache.get(key).sections["object"] == b"code"
+    with pytest.warns(CacheWarning) as said:
+        assert cache.get_or_compute(other, lambda: ({"object": b"new"}, {})).sections["object"] == b"new"
+    assert ["Read-only" in str(each.message) for each in said] == [True, True]  # of the lock, and of the entry
+
+
+@pytest.mark.parametrize("broken", ["mkdir", "chmod", "open"])
+def test_a_directory_that_cannot_be_made_ready_is_a_typed_error(tmp_path, monkeypatch, broken):
+    (tmp_path / "c").mkdir(mode=0o755)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if broken == "mkdir":  # of a folder in it
+        monkeypatch.setattr(os, "makedirs", full)
+    else:
+        monkeypatch.setattr(os, broken, full)
+    with pytest.raises(CacheError, match="cache directory .* No space left"):
+        DiskStore(tmp_path / "c")
+
+
+def test_what_a_store_cannot_look_at_is_a_typed_error(tmp_path, monkeypatch):
+    store = DiskStore(tmp_path / "c")
+    store.put("abc", b"data")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", _refuse)
+        with pytest.raises(CacheError, match="look up"):
+            store.stat("abc")
+    monkeypatch.setattr(os, "scandir", _refuse)
+    with pytest.raises(CacheError, match="list"):
+        list(store.entries())
+
+
+def _refuse(*_, **__):
+    raise PermissionError(errno.EACCES, "Permission denied")
 
 
 @pytest.mark.covers("F7.16")

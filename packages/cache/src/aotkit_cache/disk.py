@@ -22,7 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .errors import CacheError
-from .private_files import check_owner, private_directory, write_temporary
+from .private_files import absolute, check_owner, private_directory, write_temporary
 from .store import EntryStat, check_fits, check_key, is_key
 
 _LEFTOVER_SECONDS = 3600.0
@@ -46,14 +46,17 @@ class DiskStore:
     ) -> None:
         if max_bytes is not None and max_bytes <= 0:
             raise ValueError(f"max_bytes must be positive or None, not {max_bytes}")
-        self.directory = private_directory(Path(directory).expanduser().absolute())
+        self.directory = private_directory(absolute(directory))
         self._max_bytes = max_bytes
         self._lock_timeout = lock_timeout
         self._entries = f"{self.directory}/entries"
         self._locks = f"{self.directory}/locks"
         self._usage = f"{self.directory}/usage"
-        self._make_directory(self._entries)
-        self._make_directory(self._locks)
+        try:
+            self._make_directory(self._entries)
+            self._make_directory(self._locks)
+        except OSError as error:
+            raise CacheError(f"can't use the cache directory {self.directory}: {error}") from error
 
     def get(self, key: str) -> bytes | None:
         """The bytes under `key`, or None; marks the entry as used now. Takes no lock."""
@@ -70,7 +73,7 @@ class DiskStore:
             check_owner(status, path)
             data = _read_all(descriptor, status.st_size)
             # The rename in `put` never changes an open file, so what was read is one whole entry.
-            with contextlib.suppress(PermissionError):  # read-only medium: the hit counts, its time can't be kept
+            with contextlib.suppress(OSError):  # a read-only medium or a full one: the hit counts, not its time
                 _touch(descriptor if os.utime in os.supports_fd else path)
         except OSError as error:
             raise CacheError(f"can't read the cache entry {path}: {error}") from error
@@ -120,17 +123,23 @@ class DiskStore:
     def stat(self, key: str) -> EntryStat | None:
         """Size and last use of `key`, or None."""
         check_key(key)
+        path = self._path(key)
         try:
-            status = os.stat(self._path(key), follow_symlinks=False)
+            status = os.stat(path, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise CacheError(f"can't look up the cache entry {path}: {error}") from error
         return EntryStat(key, status.st_size, status.st_mtime)
 
     def entries(self) -> Iterator[EntryStat]:
         """All entries; those that vanish while listing are left out."""
-        for file, status in self._files(self._entries):
-            if is_key(file.name):
-                yield EntryStat(file.name, status.st_size, status.st_mtime)
+        try:
+            for file, status in self._files(self._entries):
+                if is_key(file.name):
+                    yield EntryStat(file.name, status.st_size, status.st_mtime)
+        except OSError as error:
+            raise CacheError(f"can't list the cache entries in {self._entries}: {error}") from error
 
     def lock(self, key: str) -> contextlib.AbstractContextManager[object]:
         """Hold the right to compute `key` among all processes that share the directory."""
@@ -155,6 +164,8 @@ class DiskStore:
             lock.acquire()
         except Timeout as error:
             raise CacheError(f"another process held {path} for more than {self._lock_timeout:g} s") from error
+        except OSError as error:
+            raise CacheError(f"can't lock {path}: {error}") from error
         try:
             yield
         finally:

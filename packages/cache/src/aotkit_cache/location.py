@@ -16,7 +16,7 @@ from ._observer import SILENT, Observer
 from .artifact_cache import ArtifactCache
 from .disk import DiskStore
 from .distributed_store import DistributedStore
-from .private_files import private_directory
+from .private_files import absolute, private_directory
 from .signing import key_from_text, user_key
 from .store import Store
 from .tiered import TieredStore
@@ -39,17 +39,17 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """Read the variables (of this process unless given). Empty values count as unset.
 
     Raises:
-        CacheError: AOTKIT_CACHE_KEY is set but too short to be a secret.
+        CacheError: AOTKIT_CACHE_KEY is set but too short to be a secret, or this user has no home directory.
     """
     variables = os.environ if variables is None else variables
     secret = variables.get("AOTKIT_CACHE_KEY")
     directory = variables.get("AOTKIT_CACHE_DIR")
     if directory:
-        path = Path(directory).expanduser().absolute()
+        path = absolute(directory)
     else:
         base = variables.get("XDG_CACHE_HOME") or ""
         # The XDG specification says to ignore relative paths.
-        path = (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "aotkit"
+        path = (Path(base) if os.path.isabs(base) else absolute("~/.cache")) / "aotkit"
     return Environment(path, key_from_text(secret) if secret else None)
 
 

@@ -35,23 +35,37 @@ def check_owner(status: os.stat_result, path: str | os.PathLike[str]) -> None:
         )
 
 
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """`path` with its home directory written out, from the root (`CacheError` if there is no such place)."""
+    try:
+        return Path(path).expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # no working directory, no home: a container's user may have none
+        raise CacheError(f"{os.fspath(path)} names no place: {error}; set AOTKIT_CACHE_DIR") from error
+
+
 def private_directory(path: Path) -> Path:
     """Make `path` a 0700 directory of the current user, or check that it is one; return it.
 
     Raises:
-        CacheError: it belongs to someone else, is no directory, or holds other things and is open to others.
+        CacheError: it belongs to someone else, is no directory, can't be written where it has to be (a full disk), or
+            holds other things and is open to others.
     """
+    try:
+        _make_or_adopt(path)
+        tag = path / _TAG_NAME
+        if not tag.exists():
+            write_atomically(tag, _TAG_TEXT.encode())
+    except OSError as error:
+        raise CacheError(f"can't create or use the cache directory {path}: {error}") from error
+    return path
+
+
+def _make_or_adopt(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True)
         path.chmod(0o700)
     except FileExistsError:
         _adopt(path)
-    except OSError as error:
-        raise CacheError(f"can't create the cache directory {path}: {error}") from error
-    tag = path / _TAG_NAME
-    if not tag.exists():
-        write_atomically(tag, _TAG_TEXT.encode())
-    return path
 
 
 def _adopt(path: Path) -> None:

@@ -64,17 +64,9 @@ def user_key(directory: Path) -> bytes:
     try:
         if not path.exists():
             _create(path)
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
+        text = _read(path)
     except OSError as error:
         raise CacheError(f"can't read or make the signing key {path}: {error}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        check_owner(status, path)
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise CacheError(
-                f"others may read the signing key {path}, so it proves nothing; delete it to get a new one"
-            )
-        text = file.read(4096)
     try:
         key = bytes.fromhex(text.decode("ascii").strip())
     except ValueError:
@@ -82,6 +74,20 @@ def user_key(directory: Path) -> bytes:
     if len(key) != 32:
         raise CacheError(f"the signing key {path} is damaged; delete it to get a new one (entries are then recomputed)")
     return key
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        status = os.fstat(descriptor)
+        check_owner(status, path)
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise CacheError(
+                f"others may read the signing key {path}, so it proves nothing; delete it to get a new one"
+            )
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
 
 
 def _create(path: Path) -> None:

@@ -94,8 +94,8 @@ def _look_at_processor(facts: list[tuple[str, str]], problems: list[str]) -> Non
 def _look_at_cache(facts: list[tuple[str, str]], problems: list[str]) -> None:
     from aotkit_cache import CacheError, default_cache_dir, make_key, open_cache
 
-    facts.append(("cache", str(default_cache_dir())))
     try:
+        facts.append(("cache", str(default_cache_dir())))
         cache = open_cache()
         entries = cache.entries()
         probe = make_key(doctor=sys.version)
