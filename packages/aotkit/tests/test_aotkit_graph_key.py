@@ -193,7 +193,7 @@ def test_each_ingredient_alone_flips_the_key(monkeypatch: pytest.MonkeyPatch) ->
                 monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("meta"))
             keys[f"state: {name}"] = key_of(graph(), made)
             monkeypatch.undo()
-    for name in ("sources_digest", "host_machine", "environment_parts"):
+    for name in ("sources_digest", "host_machine", "compilers", "environment_parts"):
         value: Any = {"env.torch": "2.99"} if name == "environment_parts" else "another"
         monkeypatch.setattr(key_module, name, lambda value=value: value)
         keys[f"environment: {name}"] = key_of(graph(), inputs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ from aotkit_inductor_lower.driver import (
     run_graph_passes,
     schedule_graph,
 )
+from aotkit_inductor_lower.launch_plan import store
 from aotkit_inductor_lower.passes import Pass, check_order
 
 F = torch.nn.functional
@@ -175,6 +177,26 @@ def test_an_object_store_is_asked_first_and_gives_the_same_program():
     assert second.compiled == first.compiled and second([torch.zeros(8)])[0].tolist() == [2.0] * 8
     compile_graph(trace(lambda x: x.exp() + 2, torch.ones(8)), object_store=store)
     assert len(store) == 2
+
+
+@pytest.mark.parametrize("newer", ["llvm", "triton"])
+def test_what_another_compiler_made_is_not_taken_from_an_object_store(monkeypatch, tmp_path, newer):
+    stored, graph = Store(), trace(lambda x: x.exp() + 1, torch.ones(8))
+    compile_graph(graph, object_store=stored)
+    if newer == "llvm":
+        monkeypatch.setattr(store.code_generator.__globals__["llvm"], "llvm_version_info", (99, 1, 0))
+    else:
+        (tmp_path / "triton.py").write_text("__version__ = '99.1.0'\n")
+        found = importlib.machinery.PathFinder.find_spec("triton", [str(tmp_path)])
+        monkeypatch.setattr(store, "find_spec", lambda name: found)
+    store.compilers.cache_clear()
+    try:
+        assert "99.1.0" in store.compilers()
+        compile_graph(graph, object_store=stored)
+    finally:
+        monkeypatch.undo()
+        store.compilers.cache_clear()
+    assert len(stored) == 2
 
 
 # -- graph passes ----------------------------------------------------------------------------------------

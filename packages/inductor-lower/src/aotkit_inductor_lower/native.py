@@ -13,12 +13,21 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
 import torch
 
 from .errors import UnsupportedGraphError
 
-__all__ = ["LoadedObject", "compile_for", "ensure_llvm", "host_processor", "load_object", "machine_for"]
+__all__ = [
+    "LoadedObject",
+    "code_generator",
+    "compile_for",
+    "ensure_llvm",
+    "host_processor",
+    "load_object",
+    "machine_for",
+]
 __all__ += ["symbol_address", "tiles_allowed"]
 
 _LOCK = threading.Lock()
@@ -32,6 +41,11 @@ _LIBRARIES = {
     "darwin": ("libtorch_cpu.dylib", "libomp*.dylib", "libiomp5*.dylib"),
     "win32": ("torch_cpu.dll", "libiomp5md.dll", "libomp*.dll"),
 }
+
+
+def code_generator() -> str:
+    """The name and version of what makes machine code."""
+    return f"LLVM {'.'.join(map(str, llvm.llvm_version_info))} of llvmlite {llvmlite.__version__}"
 
 
 @functools.cache

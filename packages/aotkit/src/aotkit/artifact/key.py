@@ -24,6 +24,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from aotkit_cache import Uncacheable, environment_parts
+from aotkit_inductor_lower.launch_plan.store import compilers
 from aotkit_inductor_lower.targets.cpu import host_machine
 
 from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
@@ -329,6 +330,7 @@ def graph_key(
         **{f"state.{name}": value for name, value in torch_state().items()},
         **environment_parts(),
         "env.target": str(host_machine()),
+        "env.compilers": compilers(),
         "env.cuda": cuda_capabilities("device cuda" in graph),
         "env.sources": sources_digest(),
         "format": ARTIFACT_FORMAT,
