@@ -285,3 +285,27 @@ def test_another_state_of_torch_is_another_specialization() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert compiled(x).tolist() == [4] * 4
+
+
+@pytest.mark.parametrize("lowering", ["kernels", "none"])
+def test_a_backward_under_another_default_dtype_is_of_the_forwards(lowering: str) -> None:
+    """Integers and numbers have the types that they had when the forward ran, also where they are computed again."""
+
+    def fn(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * (n / 3) * torch.full((8,), 0.1)).square().sum()
+
+    def gradients(call: Callable[..., Any]) -> list[torch.Tensor]:
+        x = torch.linspace(-1, 1, 8, dtype=torch.float64, requires_grad=True)
+        torch.set_default_dtype(torch.float64)
+        try:
+            loss = call(x, torch.arange(1, 9))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert torch.get_default_dtype() is torch.float32
+        return [loss.detach(), first.detach(), second]
+
+    options = {"fallback": "error", "cache": False, "lowering": lowering}
+    found = gradients(torch.compile(fn, backend="aotkit", options=options))
+    torch.testing.assert_close(found, gradients(fn), rtol=1e-14, atol=1e-14)

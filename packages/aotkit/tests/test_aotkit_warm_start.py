@@ -166,6 +166,26 @@ def test_arguments_that_share_memory_are_another_entry(no_compile: Callable[[], 
         assert loaded(recorder) == [0]
 
 
+def test_a_backward_that_was_compiled_under_other_settings_is_not_kept() -> None:
+    """The key names those of the forward, where another process may have them all along."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    for changes, kept in ((True, []), (False, []), (False, [0])):
+        call, recorder = compiled(fn)
+        x = torch.ones(4, requires_grad=True)
+        loss = call(x)
+        torch.use_deterministic_algorithms(changes)
+        try:
+            loss.backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert loaded(recorder) == kept
+        reasons = [str(fields["reason"]) for name, fields in recorder.events if name == "cache.bypass"]
+        assert [("other settings" in reason) for reason in reasons] == [True] * changes
+
+
 @pytest.mark.covers("F7.11", "F7.12", "F7.13")
 def test_custom_operators_are_kept_only_under_a_version_of_the_users() -> None:
     @torch.library.custom_op("aotkit_warm::triple", mutates_args=())

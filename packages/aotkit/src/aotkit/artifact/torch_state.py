@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ __all__ = [
     "autocast_state",
     "cuda_capabilities",
     "default_device",
+    "default_dtype",
     "quick_state",
+    "settings",
     "state_of_call",
     "tell_state",
     "torch_state",
@@ -49,7 +53,6 @@ def torch_state() -> dict[str, Any]:
         raise Uncacheable(f"the dispatch mode {modes[-1]} is active, which sees each operation that is traced")
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         raise Uncacheable("hooks on saved tensors are active, which are part of what is compiled")
-    matmul = torch.backends.cuda.matmul
     return {
         "grad_mode": torch.is_grad_enabled(),
         "inference_mode": torch.is_inference_mode_enabled(),
@@ -57,6 +60,14 @@ def torch_state() -> dict[str, Any]:
         "anomaly_mode": torch.is_anomaly_enabled(),
         "default_dtype": torch.get_default_dtype(),
         "default_device": str(torch.get_default_device()),
+        **settings(),
+    }
+
+
+def settings() -> dict[str, Any]:
+    """What decides what code becomes of a graph that was captured, by name. ATen reads these when it runs."""
+    matmul = torch.backends.cuda.matmul
+    return {
         "deterministic": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -79,6 +90,20 @@ def torch_state() -> dict[str, Any]:
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
     }
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Context in which ``dtype`` is torch's default. It is set, for all threads, only where it is another one."""
+    before = torch.get_default_dtype()
+    if before is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _precisions() -> tuple[str, ...]:

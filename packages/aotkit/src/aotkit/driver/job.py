@@ -17,6 +17,7 @@ from aotkit_runtime_wrappers.refinements import refuse_memory_of_several_storage
 
 from ..artifact.records import Artifact, RecordedGraph
 from ..artifact.store import CachedObjects, open_graph_cache, store_of_ranks
+from ..artifact.torch_state import settings
 from ..errors import CompileError, notify_eager
 from ..options import Options
 from ..recorder import GraphRecord, Recorder
@@ -268,7 +269,8 @@ class GraphJob:
 def _store_of(lookup: Lookup, artifact: Artifact) -> Callable[[Artifact], None] | None:
     """What writes the artifact, once, when it is complete; ``None`` if it is known already that it can't be written.
 
-    What is assumed about sizes is what is assumed now: a backward that is compiled later assumes nothing more.
+    What is assumed about sizes is what is assumed now: a backward that is compiled later assumes nothing more. It is
+    compiled by torch's settings of then, as eager's reads them; the key names those of now.
     """
     try:
         guards = lookup.guards()
@@ -278,11 +280,14 @@ def _store_of(lookup: Lookup, artifact: Artifact) -> Callable[[Artifact], None] 
     if reason is not None:
         lookup.bypass(reason)
         return None
-    waiting = [True]
+    waiting, begun = [True], settings()
 
     def store(complete: Artifact) -> None:
         if waiting:
             waiting.clear()
+            if settings() != begun:
+                lookup.bypass("its backward was compiled under other settings of torch than its forward")
+                return
             lookup.save(replace(complete, guards=guards))
 
     return store

@@ -15,6 +15,7 @@ import torch
 from aotkit_runtime_wrappers.double_backward import GradientRequest
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
+from ..artifact.torch_state import default_dtype
 from ..errors import notify_eager
 from ..frontend.structured_trace import as_part_of, current_compile_id
 from ..frontend.written_out_regions import calls_regions, write_out_regions
@@ -45,6 +46,7 @@ class CompileLater:
         store: is given the artifact when its backward is there.
         specializes: whether there may be a backward for calls in which tangents are missing.
         compile_id: of the graph, which logs and traces of the backward name as well.
+        default_dtype: torch's when the graph was captured, by which numbers and integers in it have types.
     """
 
     context: Callable[[], CompileContext]
@@ -54,10 +56,12 @@ class CompileLater:
     store: Callable[[Artifact], None] | None = None
     specializes: bool = True
     compile_id: Any = field(default_factory=current_compile_id)
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def backward(self, artifact: Artifact, missing: tuple[bool, ...]) -> CompiledGraph | None:
         """Compile the backward for calls in which these tangents are ``missing``."""
-        with as_part_of(self.compile_id), watched(f"{self.name}-backward", self.recorder):
+        told = watched(f"{self.name}-backward", self.recorder)
+        with as_part_of(self.compile_id), told, default_dtype(self.default_dtype):
             return self._backward(artifact, missing)
 
     def _backward(self, artifact: Artifact, missing: tuple[bool, ...]) -> CompiledGraph | None:
@@ -125,7 +129,8 @@ class CompileLater:
             notify_eager(f"(its backward) {error}")
         else:
             note_bug(error, first_line(graph), self.recorder)
-        return CompiledGraph(LiveCode(run_with_aten(graph), "its compile failed"))
+        with default_dtype(self.default_dtype):
+            return CompiledGraph(LiveCode(run_with_aten(graph), "its compile failed"))
 
     def gradients(
         self, artifact: Artifact, request: GradientRequest
@@ -139,8 +144,9 @@ class CompileLater:
         ctx = with_recordings(replace(ctx, name=f"{ctx.name}-gradients", recorder=ctx.recorder.part("gradients")))
         origin, saved = artifact.origin.live or self._read_origin(artifact)
         saved = _written_out(saved)
-        made, refused = compile_gradients(origin, artifact.metadata, saved, request, ctx)
-        return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes), refused
+        with default_dtype(self.default_dtype):
+            made, refused = compile_gradients(origin, artifact.metadata, saved, request, ctx)
+            return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes), refused
 
     def _read_origin(self, artifact: Artifact) -> tuple[Any, Any]:
         """What the process knew that captured the function: put together again from what the artifact says."""

@@ -18,6 +18,7 @@ from aotkit_runtime_wrappers import schema_checks
 from .._observer import Observer
 from ..artifact.collectives import collectives_of
 from ..artifact.records import CompiledGraph, LiveCode
+from ..artifact.torch_state import default_dtype
 from ..frontend.tracing_context import publish_strides
 from ..options import Options
 from ..recorder import GraphRecord
@@ -109,12 +110,14 @@ def asks_for_history(graph: torch.fx.GraphModule) -> bool:
 
 
 def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
-    """The graph itself, boxed."""
+    """The graph itself, boxed. A backward may be called under another default dtype than it was captured with."""
+    dtype = torch.get_default_dtype()
 
     def run(args: list[Any]) -> Sequence[Any]:
         values = list(args)
         args.clear()
-        return graph(*values)  # type: ignore[no-any-return]
+        with default_dtype(dtype):
+            return graph(*values)  # type: ignore[no-any-return]
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
