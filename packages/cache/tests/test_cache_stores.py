@@ -208,6 +208,21 @@ def test_disk_store_evicts_least_recently_used_entries_under_its_cap(tmp_path):
 
 
 @pytest.mark.covers("F7.28")
+def test_entries_from_before_a_clock_went_back_give_way_to_new_ones(tmp_path):
+    store = DiskStore(tmp_path / "c", max_bytes=1000)
+    coming = time.time() + 1e6
+    for name in ("aaa", "bbb", "ccc"):
+        store.put(name, b"x" * 300)
+        os.utime(tmp_path / f"c/entries/{name[:2]}/{name}", (coming, coming))
+    leftover = tmp_path / "c/entries/aa/.tmp-killed"
+    leftover.write_bytes(b"half")
+    os.utime(leftover, (coming, coming))
+    for name in ("new1", "new2"):
+        store.put(name, b"x" * 300)
+    kept = {entry.key for entry in store.entries()}
+    assert {"new1", "new2"} <= kept and len(kept) == 3 and not leftover.exists()
+
+
 def test_the_cap_holds_whatever_is_written(tmp_path):
     store = DiskStore(tmp_path / "c", max_bytes=10_000)
     for index in range(300):

@@ -8,7 +8,8 @@ the envelope's signature turns into a miss.
 Writers hold `store.lock` for the rename and the book-keeping only. `usage` is an upper bound on the bytes in
 `entries`: it is raised before the rename, so a writer killed in between leaves it too high, never too low. When
 the bound would pass the cap, the true sizes are read and the least recently used entries go, down to nine tenths
-of the cap, which keeps such scans rare. Last use is the file's modification time, set on every hit.
+of the cap, which keeps such scans rare. Last use is the file's modification time, set on every hit. A time that is yet
+to come was set before a clock went back, and tells nothing: such entries go first, or they would stay until then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .private_files import absolute, check_owner, private_directory, write_tempo
 from .store import EntryStat, check_fits, check_key, is_key
 
 _LEFTOVER_SECONDS = 3600.0
+_CLOCK_SECONDS = 3600.0  # by which clocks of machines that share a directory may differ
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -191,8 +193,11 @@ class DiskStore:
         The entry at `keep` is about to be replaced: it is neither counted nor deleted.
         """
         self._remove_leftovers()
+        latest = time.time() + _CLOCK_SECONDS
         found = [
-            (s.st_mtime_ns, s.st_size, f.path) for f, s in self._files(self._entries) if not f.name.startswith(".")
+            (s.st_mtime_ns if s.st_mtime < latest else 0, s.st_size, f.path)
+            for f, s in self._files(self._entries)
+            if not f.name.startswith(".")
         ]
         found = sorted(item for item in found if item[2] != keep)
         total = sum(size for _, size, _ in found)
@@ -205,9 +210,10 @@ class DiskStore:
 
     def _remove_leftovers(self) -> None:
         """Delete temporary files of killed writers and lock files nobody has used for long."""
-        oldest = time.time() - _LEFTOVER_SECONDS
+        oldest, latest = time.time() - _LEFTOVER_SECONDS, time.time() + _CLOCK_SECONDS
         for file, status in [*self._files(self._entries), *self._files(self._locks, depth=0)]:
-            if status.st_mtime < oldest and (file.name.startswith(".tmp-") or file.name.endswith(".lock")):
+            left = not oldest <= status.st_mtime < latest
+            if left and (file.name.startswith(".tmp-") or file.name.endswith(".lock")):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file.path)
 
