@@ -173,6 +173,16 @@ def normed_over_rows(h, w, b, target):
     return F.cross_entropy(logits - logits.mean(0), target)
 
 
+def less_the_largest_of_all(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits - logits.detach().amax(), target)
+
+
+def and_a_sum_of_all(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits, target) + torch.sum(logits, dim=None)
+
+
 def target_of_the_logits(h, w, b, target):
     logits = F.linear(h, w, b)
     return F.cross_entropy(logits, logits.argmax(1))
@@ -219,7 +229,7 @@ def another_total(h, w, b, target):
 REFUSED = [
     gradients_as_whole_numbers, gradients_in_float16, another_total,
     returned, smoothed, weighed_classes, weighed_rows, with_dropout, mean_of_logits, normed_over_rows,
-    target_of_the_logits, regularised,
+    target_of_the_logits, regularised, less_the_largest_of_all, and_a_sum_of_all,
 ]  # fmt: skip
 
 

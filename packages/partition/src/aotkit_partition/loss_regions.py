@@ -223,10 +223,10 @@ class _Finder:
 
     def take_along_row(self, node: Node) -> bool:
         """A sum, or more, along each row, or (of a sum) along all rows."""
-        source = arguments(node)[0]
-        if source not in self.leading:
-            return False
-        rank, dims = len(source.meta["val"].shape), arguments(node)[1]
+        source, *given = arguments(node)
+        if source not in self.leading or not given or given[0] is None:
+            return False  # one number of all elements
+        rank, dims = len(source.meta["val"].shape), given[0]
         dims = [d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
         leading = self.leading[source]
         if node.target is _aten.sum.dim_IntList and dims == list(range(leading)):
