@@ -40,6 +40,22 @@ def test_a_compiled_optimizer_step_updates_as_eager(make):
     torch.compiler.reset()
 
 
+def test_attributes_with_names_that_look_alike_are_lifted_apart():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.a_b = torch.nn.Module(), torch.nn.Parameter(torch.full((3,), 5.0))
+            self.a.b = torch.nn.Parameter(torch.full((3,), 2.0))
+
+        def forward(self, x, attribute_a_b):
+            return x * self.a.b + self.a_b * attribute_a_b
+
+    gm = torch.fx.symbolic_trace(Module())
+    lifted, held = lift_attributes(gm)
+    given = torch.ones(3), torch.full((3,), 100.0)
+    assert torch.equal(lifted(*given, *held), gm(*given))
+
+
 def test_only_tensors_that_the_graph_reads_are_lifted_and_the_graph_given_stays():
     class Module(torch.nn.Module):
         def __init__(self):

@@ -10,6 +10,7 @@ from aotkit_partition.activation_offload import offload_activations, quantize_ac
 from aotkit_partition.errors import InvalidOptionError
 from aotkit_partition.measure import measure_peak
 from aotkit_partition.one_graph import merge, recompute_by_tags, split_backward
+from aotkit_partition.rewrite_saved import recodable
 from aotkit_partition.timeline import simulate_modules
 
 
@@ -60,6 +61,51 @@ def test_offloaded_values_leave_early_and_come_back_before_their_first_use(netwo
         assert torch.equal(one, other)
     assert Partition.from_json(moved.to_json()) == moved
     assert activations(result)[:2] == names, "the given partition stays as it is"
+
+
+def permuted(x, w):
+    y = (x @ w).sin().t()
+    return (y.exp() * y).cos().t()
+
+
+def cast(x, w):
+    h = (x @ w).to(torch.float64).sin()
+    return ((h.to(torch.float32) @ w).exp().to(torch.float64) * h).cos().to(torch.float32)
+
+
+def normed(x, w):
+    return torch.nn.functional.layer_norm(x @ w, (8,)).sin()
+
+
+@pytest.mark.parametrize("fn", [permuted, cast, normed])
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_any_number_of_values_leaves_at_once_or_one_after_the_other(joint_of, fn, own_stream):
+    """Their names, by which the code of the backward calls them, are those of no other value in it."""
+    inputs, tangent = [leaf(32, 8), leaf(8, 8)], torch.randn(32, 8)
+    result = partition(*joint_of(fn, *inputs), PartitionOptions(strategy="default"))
+    output, wanted = run(result, inputs, tangent)
+    every = [node.name for node in recodable(result, 0, None)]
+    assert len(every) > 2
+    first = offload_activations(result, names=every[:1], own_stream=own_stream)
+    rest = [node.name for node in recodable(first, 0, None)]
+    for moved in (
+        offload_activations(result, names=every, own_stream=own_stream),
+        offload_activations(first, names=rest, own_stream=not own_stream),
+    ):
+        taken = [node.name for node in moved.backward.graph.find_nodes(op="placeholder")]
+        assert taken[: len(moved.saved_names)] == list(moved.saved_names)
+        again, gradients = run(moved, inputs, tangent)
+        assert torch.equal(again, output)
+        assert all(map(torch.equal, gradients, wanted))
+
+
+def test_values_without_elements_are_not_quantized(joint_of):
+    def fn(x, w):
+        y = (x[:0] @ w).sin()
+        return y.exp() * y
+
+    result = partition(*joint_of(fn, leaf(4, 8), leaf(8, 8)), PartitionOptions(strategy="default"))
+    assert quantize_activations(result, min_bytes=0) == result
 
 
 def for_cuda(graph):

@@ -172,5 +172,7 @@ def quantize_activations(
 
 def _can_shrink(node: torch.fx.Node, dynamic: bool) -> bool:
     value = node.meta["val"]
+    if any(type(size) is int and size == 0 for size in value.size()):
+        return False  # which has no largest magnitude
     symbolic = any(type(size) is not int for size in value.size())
     return value.dtype in (torch.float32, torch.float16, torch.bfloat16) and (dynamic or not symbolic)

@@ -7,7 +7,8 @@ user, nothing that shares a storage with another saved value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ def recode(result: Partition, names: Sequence[str], codec: ActivationCodec) -> P
         at = result.num_fwd_outputs + saved.index(name)
         source = returned[at]
         parts = _encode(forward.graph, source, codec)
+        _name(parts, f"{name}_saved", forward.graph, backward.graph)
         returned[at : at + 1] = parts
         saved[saved.index(name) : saved.index(name) + 1] = [part.name for part in parts]
         if isinstance(described, list):
@@ -155,6 +157,20 @@ def _encode(graph: torch.fx.Graph, source: torch.fx.Node, codec: ActivationCodec
     behind = body[body.index(parts[-1]) + 1 :]
     last = [parts[-1], *behind][codec.lag(parts[0], behind)]
     return codec.settle(_emitter(graph, _after_tuples(last)), source, parts)
+
+
+def _name(parts: Sequence[torch.fx.Node], wanted: str, *graphs: torch.fx.Graph) -> None:
+    """Give the parts names that are free in both graphs. The backward knows them by these, and its code would mix up
+    arguments that have names of its own values."""
+    for part in parts:
+        taken = {node.name for graph in graphs for node in graph.nodes}
+        part._rename(next(name for name in _numbered(wanted) if name not in taken))
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for number in itertools.count(1):
+        yield f"{name}_{number}"
 
 
 def _decode(

@@ -208,6 +208,7 @@ def lift_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, Seq
         if name not in arguments:
             with graph.inserting_before(before):
                 arguments[name] = graph.placeholder(f"attribute_{name.replace('.', '_')}")
+            arguments[name].target = arguments[name].name  # which no other argument has: of `a.b` and of `a_b`, say
             arguments[name].meta.update(node.meta)
         node.replace_all_uses_with(arguments[name])
         if node is before:

@@ -100,6 +100,7 @@ class OuterGraph:
         for number, symbol in enumerate(extra):
             some = sizes[symbol]
             placeholder = graph.placeholder(f"size_{number}")
+            placeholder.target = placeholder.name  # an input may be called so
             placeholder.meta["val"] = some.node.shape_env.create_symintnode(symbol, hint=None)
         for node in nodes:
             new[node] = graph.node_copy(node, lambda used: new[used])
