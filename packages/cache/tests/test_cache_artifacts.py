@@ -322,6 +322,25 @@ def test_the_environment_is_read_as_documented(tmp_path, monkeypatch):
     assert open_cache().store.directory == tmp_path / "d"
 
 
+@pytest.mark.parametrize("tiered", [False, True])
+def test_whoever_lists_describes_or_exports_entries_does_not_use_them(tmp_path, tiered):
+    disk = DiskStore(tmp_path / "c")
+    store = TieredStore([disk, MemoryStore()]) if tiered else disk
+    cache = ArtifactCache(store, SECRET)
+    for number in range(3):
+        key = make_key(n=number)
+        cache.put(key, {"object": b"x"})
+        os.utime(tmp_path / "c/entries" / key.digest[:2] / key.digest, (number + 1, number + 1))
+    before = cache.entries()
+    for entry in before:
+        cache.describe(entry.key)
+    cache.export_entries(tmp_path / "export")
+    cache.envelope(make_key(n=0))
+    assert cache.entries() == before and [entry.last_used for entry in before] == [3, 2, 1]
+    cache.get(make_key(n=0))
+    assert cache.entries()[0].key == make_key(n=0).digest
+
+
 def test_a_user_without_a_home_directory_is_told_what_to_set(tmp_path, monkeypatch):
     def unknown(_):
         raise KeyError("getpwuid(): uid not found")

@@ -26,7 +26,7 @@ from .entry import (
 from .errors import CacheError, CacheWarning
 from .key import CacheKey
 from .signing import Signer
-from .store import EntryStat, LockingStore, Store
+from .store import EntryStat, LockingStore, Store, peek
 
 if TYPE_CHECKING:
     from .transfer import Transfer
@@ -176,12 +176,12 @@ class ArtifactCache:
         return sorted(self.store.entries(), key=lambda entry: -entry.last_used)
 
     def describe(self, digest: str) -> tuple[Entry, dict[str, str]]:
-        """An entry of ours and the parts of its key, long ones abbreviated, without counting a lookup.
+        """An entry of ours and the parts of its key, long ones abbreviated, without counting a lookup or a use.
 
         Raises:
             CacheError: there is none, or it is not one that a lookup would give; the message says why.
         """
-        data = self.store.get(digest)
+        data = peek(self.store, digest)
         if data is None:
             raise CacheError(f"there is no entry {digest}")
         return decode_entry(digest, data, self._signer), stored_key_parts(data, self._signer)
@@ -242,7 +242,7 @@ class ArtifactCache:
 
         Raises `CacheError` if the store fails.
         """
-        return self.store.get(key.digest)
+        return peek(self.store, key.digest)
 
     def accept(self, data: bytes) -> str:
         """Keep an entry that :meth:`envelope` gave, here or elsewhere; returns the digest of its key.

@@ -62,6 +62,13 @@ class DiskStore:
 
     def get(self, key: str) -> bytes | None:
         """The bytes under `key`, or None; marks the entry as used now. Takes no lock."""
+        return self._read(key, touches=True)
+
+    def peek(self, key: str) -> bytes | None:
+        """The bytes under `key`, or None; does not count as a use. Takes no lock."""
+        return self._read(key, touches=False)
+
+    def _read(self, key: str, touches: bool) -> bytes | None:
         check_key(key)
         path = self._path(key)
         try:
@@ -75,8 +82,9 @@ class DiskStore:
             check_owner(status, path)
             data = _read_all(descriptor, status.st_size)
             # The rename in `put` never changes an open file, so what was read is one whole entry.
-            with contextlib.suppress(OSError):  # a read-only medium or a full one: the hit counts, not its time
-                _touch(descriptor if os.utime in os.supports_fd else path)
+            if touches:
+                with contextlib.suppress(OSError):  # a read-only medium or a full one: the hit counts, not its time
+                    _touch(descriptor if os.utime in os.supports_fd else path)
         except OSError as error:
             raise CacheError(f"can't read the cache entry {path}: {error}") from error
         finally:

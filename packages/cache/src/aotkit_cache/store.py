@@ -69,6 +69,20 @@ class LockingStore(Protocol):
         ...
 
 
+@runtime_checkable
+class PeekingStore(Protocol):
+    """A store that keeps track of uses, and can be looked into without one."""
+
+    def peek(self, key: str) -> bytes | None:
+        """What `get` gives; does not count as a use."""
+        ...
+
+
+def peek(store: Store, key: str) -> bytes | None:
+    """The bytes under `key`, or None; a use only in a store that can't tell: who lists entries does not use them."""
+    return store.peek(key) if isinstance(store, PeekingStore) else store.get(key)
+
+
 def is_key(name: str) -> bool:
     """Whether a store could have kept something under `name`: others may write to the same place."""
     return _SAFE_KEY.fullmatch(name) is not None
@@ -112,6 +126,12 @@ class MemoryStore:
             self._data[key] = (found[0], time.time())
             self._data.move_to_end(key)
             return found[0]
+
+    def peek(self, key: str) -> bytes | None:
+        """The bytes under `key`, or None; does not count as a use."""
+        with self._lock:
+            found = self._data.get(key)
+            return None if found is None else found[0]
 
     def put(self, key: str, data: bytes) -> None:
         """Keep `data`, evicting the least recently used entries to stay under the cap."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ._notices import warn_user
 from .errors import CacheError, CacheWarning
-from .store import EntryStat, LockingStore, Store, check_key
+from .store import EntryStat, LockingStore, Store, check_key, peek
 
 
 class TieredStore:
@@ -53,6 +53,11 @@ class TieredStore:
         if failures == len(self._stores):
             raise CacheError("none of the tiers could be read; see the warnings before this")
         return None
+
+    def peek(self, key: str) -> bytes | None:
+        """The bytes from the nearest tier that has them, or None; copies nothing, and does not count as a use."""
+        check_key(key)
+        return next((data for store in self._stores if (data := peek(store, key)) is not None), None)
 
     def put(self, key: str, data: bytes) -> None:
         """Write to every tier; `CacheError` if none took it."""

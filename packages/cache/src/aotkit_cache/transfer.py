@@ -25,7 +25,7 @@ from .entry import MissReason, RejectedEntry, decode_entry, entry_digest, resign
 from .errors import CacheError
 from .private_files import write_temporary
 from .signing import Signer
-from .store import Store
+from .store import Store, peek
 
 __all__ = ["Transfer", "export_entries", "import_entries"]
 
@@ -89,7 +89,7 @@ def export_entries(
 
 def _envelope(store: Store, own: Signer, other: Signer, key: str) -> tuple[bytes | None, str]:
     """The entry under ``key`` signed with ``other``, or why there is none."""
-    data = store.get(key)
+    data = peek(store, key)
     if data is None:
         return None, MissReason.ABSENT.value
     try:
