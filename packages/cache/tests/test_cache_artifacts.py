@@ -1,6 +1,7 @@
 """Signed entries: round trips, and every kind of bad entry is a miss with one warning."""
 
 import ast
+import contextlib
 import multiprocessing
 import os
 import stat
@@ -339,6 +340,22 @@ def test_whoever_lists_describes_or_exports_entries_does_not_use_them(tmp_path, 
     assert cache.entries() == before and [entry.last_used for entry in before] == [3, 2, 1]
     cache.get(make_key(n=0))
     assert cache.entries()[0].key == make_key(n=0).digest
+
+
+def test_a_store_that_ends_while_an_entry_is_computed_costs_a_warning():
+    class Ending(MemoryStore):
+        @contextlib.contextmanager
+        def lock(self, key):
+            yield False
+            raise CacheError("the store has ended")
+
+    cache = ArtifactCache(Ending(), SECRET)
+    with pytest.warns(CacheWarning, match="has ended"):
+        assert cache.get_or_compute(make_key(n=1), lambda: ({"object": b"x"}, {})).sections == {"object": b"x"}
+    with cache.computing(make_key(n=2)) as waited:
+        assert waited is False
+    with pytest.raises(KeyError), cache.computing(make_key(n=3)):
+        raise KeyError("of whoever computes")
 
 
 def test_a_user_without_a_home_directory_is_told_what_to_set(tmp_path, monkeypatch):

@@ -267,15 +267,22 @@ class ArtifactCache:
     def _locked(self, key: CacheKey) -> Iterator[tuple[bool, bool]]:
         """Hold the store's lock for `key` if it has one; yields whether it is held, and whether the store says that
         another had it before."""
-        with contextlib.ExitStack() as held:
-            locked = waited = False
-            if isinstance(self.store, LockingStore):
-                try:
-                    waited = held.enter_context(self.store.lock(key.digest)) is True
-                    locked = True
-                except CacheError as error:
-                    self._warn("lock", f"{error}; computing without waiting")
+        lock = self.store.lock(key.digest) if isinstance(self.store, LockingStore) else None
+        locked = waited = False
+        if lock is not None:
+            try:
+                waited = lock.__enter__() is True
+                locked = True
+            except CacheError as error:
+                self._warn("lock", f"{error}; computing without waiting")
+        try:
             yield locked, waited
+        finally:
+            if lock is not None and locked:
+                try:
+                    lock.__exit__(None, None, None)
+                except CacheError as error:  # a store that ended meanwhile; what was computed is there
+                    self._warn("unlock", str(error))
 
     def _get_written_meanwhile(self, key: CacheKey) -> Entry | None:
         """A second look under the lock; counts as a lookup only if it finds something."""
