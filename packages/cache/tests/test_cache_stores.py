@@ -106,7 +106,7 @@ def test_a_directory_that_cannot_be_made_ready_is_a_typed_error(tmp_path, monkey
         monkeypatch.setattr(os, "makedirs", full)
     else:
         monkeypatch.setattr(os, broken, full)
-    with pytest.raises(CacheError, match="cache directory .* No space left"):
+    with pytest.raises(CacheError, match=r"cache directory .* No space left"):
         DiskStore(tmp_path / "c")
 
 

@@ -24,8 +24,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from aotkit_cache import Uncacheable, environment_parts
-from aotkit_inductor_lower.launch_plan.store import compilers
-from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import compilers, host_machine
 
 from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
 from ..options import Options

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...launch_plan.store import compilers
     from .machine import Machine, arm_machine, generic_machine, host_machine, processor_machine
     from .module import ModuleText
     from .object import compile_text
@@ -19,6 +20,7 @@ __all__ = [
     "ModuleText",
     "arm_machine",
     "compile_text",
+    "compilers",
     "emit_kernel",
     "generic_machine",
     "host_machine",
@@ -30,6 +32,7 @@ _HOMES = {
     "emit_kernel": "render.kernel",
     "ModuleText": "module",
     "compile_text": "object",
+    "compilers": "..launch_plan.store",
     "Machine": "machine",
     "arm_machine": "machine",
     "generic_machine": "machine",
