@@ -46,12 +46,15 @@ class FakeCuda:
             "stream": self._use,
             "Stream": self._new_stream,
             "CUDAGraph": Graph,
+            "get_allocator_backend": lambda: "native",
         }
         for name, function in cuda.items():
             monkeypatch.setattr(torch.cuda, name, function)
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
         address = lambda index: self.current.cuda_stream  # one line among many
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", address, raising=False)
+        is_capturing = lambda: self.current.cuda_stream in self.capturing
+        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", is_capturing, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._end_allocations, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_releasePool", self._release, raising=False)
         library = SimpleNamespace(cuStreamBeginCapture_v2=lambda stream, mode: self._begin(stream.value or 0))

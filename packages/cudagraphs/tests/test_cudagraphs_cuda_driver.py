@@ -1,5 +1,6 @@
 """The driver for CUDA on a fake of torch's: what it leaves behind, and how much it asks."""
 
+import contextlib
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aotkit_cudagraphs import cuda_attempt
-from aotkit_cudagraphs.drivers import CaptureError, CudaDriver
+from aotkit_cudagraphs import CudagraphNotice, cuda_attempt, cudagraphify
+from aotkit_cudagraphs.drivers import CaptureError, CudaDriver, SimulatedDriver
 
 _spec = importlib.util.spec_from_file_location("fake_cuda", Path(__file__).with_name("fake_cuda.py"))
 fake_cuda = importlib.util.module_from_spec(_spec)
@@ -115,3 +116,38 @@ def test_the_object_of_a_stream_is_made_once(fake, monkeypatch):
         fake.current = SimpleNamespace(cuda_stream=1000 + address)
         driver.current_stream()
     assert len(driver._streams) <= 64
+
+
+@pytest.mark.parametrize("how", ["sound", "hidden"])
+def test_a_stream_that_is_captured_is_told_from_one_that_is_not(fake, how):
+    """Also where the capture is invalid, and nobody knows yet."""
+    driver, seen = CudaDriver(), []
+    pool, stream = driver.new_pool(), driver.new_stream()
+
+    def fn():
+        if how == "hidden":
+            fails_in_a_capture(fake, how)()
+        seen.append(driver.is_capturing())
+
+    with contextlib.nullcontext() if how == "sound" else pytest.raises(CaptureError):
+        driver.capture(fn, pool=pool, stream=stream)
+    assert [*seen, driver.is_capturing()] == [True, False]
+
+
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync", "pluggable"])
+def test_an_allocator_that_keeps_no_states_of_pools_records_nothing(fake, monkeypatch, backend):
+    """What torch says of the other two: `getCheckpointState` and snapshots raise."""
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True, raising=False)
+    reason = CudaDriver().unusable_reason()
+    assert reason is None if backend == "native" else backend in reason
+
+
+def test_where_pools_can_t_be_used_one_callable_runs_as_it_is():
+    class Bare(SimulatedDriver):
+        def unusable_reason(self):
+            return "there are no pools"
+
+    with pytest.warns(CudagraphNotice, match="there are no pools"):
+        fast = cudagraphify(torch.sin, [torch.ones(2)], driver=Bare())
+    assert torch.equal(fast(torch.ones(2)), torch.ones(2).sin())

@@ -16,6 +16,7 @@ from aotkit_cudagraphs import (
     SkipReason,
     cudagraphify,
 )
+from aotkit_cudagraphs.dispatch import UndoWrites
 from aotkit_cudagraphs.drivers import SimulatedDriver
 
 
@@ -466,3 +467,68 @@ def test_a_parameter_and_a_tensor_share_a_recording(driver):
     weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     fast = cudagraphify(lambda w: w * 2, [weight], static_input_indices=[0], driver=driver)
     assert torch.equal(fast(weight.detach()), fast(weight)) and driver.captures == 1
+
+
+@pytest.mark.covers("F6.1")
+@pytest.mark.parametrize("same", [torch.Tensor.detach, torch.from_dlpack, lambda x: torch.from_dlpack(x[1:])])
+def test_a_copy_of_what_is_written_in_place_is_noticed_at_each_call(driver, same):
+    def fn(state, x):
+        state.add_(1)
+        return x * 2
+
+    state, expected = torch.zeros(5), torch.zeros(5)
+    fast = cudagraphify(fn, [state, torch.zeros(4)], static_input_indices=[0], driver=driver)
+    for given, plain in [(torch.ones(4), torch.ones(4)), (same(state)[-4:], same(expected)[-4:])] * 2:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CudagraphNotice)
+            assert torch.equal(fast(state, given), fn(expected, plain))
+        assert torch.equal(state, expected)
+    assert fast.report().replays == 2 and kinds(fast) == [SkipKind.MUTATED_INPUT]
+
+
+@pytest.mark.covers("F6.1")
+def test_while_the_caller_records_the_callable_is_part_of_that_recording(driver):
+    fast = cudagraphify(torch.sin, [torch.ones(4)], driver=driver)
+    x, pool, replays = torch.randn(4), driver.new_pool(), driver.replays
+    recording, result = driver.capture(lambda: fast(x) + 1, pool=pool, stream=driver.new_stream())
+    first, made = driver.capture(
+        lambda: cudagraphify(torch.cos, [x], driver=driver)(x), pool=driver.new_pool(), stream=driver.new_stream()
+    )
+    assert driver.replays == replays and fast.report().uncaptured == 1
+    x.add_(1)
+    driver.replay(recording)
+    driver.replay(first)
+    assert torch.equal(result, x.sin() + 1) and torch.equal(made, x.cos())
+
+
+@pytest.mark.covers("F6.1")
+def test_what_a_warm_up_wrote_is_taken_back_behind_its_work_where_it_raises(driver, monkeypatch):
+    order, undo = [], UndoWrites.undo
+    wait = driver.synchronize
+
+    def fn(state):
+        state.add_(1)
+        order.append("written")
+        raise KeyError("a setting")
+
+    monkeypatch.setattr(driver, "synchronize", lambda: (order.append("waited"), wait()))
+    monkeypatch.setattr(UndoWrites, "undo", lambda self: (order.append("undone"), undo(self)))
+    state = torch.zeros(3)
+    with pytest.raises(KeyError, match="a setting"):
+        cudagraphify(fn, [state], static_input_indices=[0], driver=driver)
+    assert order[-3:] == ["written", "waited", "undone"] and torch.equal(state, torch.zeros(3))
+
+
+@pytest.mark.covers("F6.1")
+def test_a_generator_of_the_caller_s_draws_what_it_draws_without_recordings(driver):
+    """torch tells no other generator than the default one that it is being recorded: the capture fails."""
+    mine, theirs = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+
+    def fn(x, generator=mine):
+        return x + torch.rand(4, generator=generator)
+
+    with pytest.warns(CudagraphNotice, match="generator"):
+        fast = cudagraphify(fn, [torch.zeros(4)], driver=driver)
+    for _ in range(3):
+        assert torch.equal(fast(torch.ones(4)), fn(torch.ones(4), theirs))
+    assert kinds(fast) == [SkipKind.CAPTURE_FAILED]

@@ -144,3 +144,26 @@ def test_with_a_device_given_tensors_elsewhere_are_the_reason():
     assert check_graph(graph, torch.device("meta")) == ()
     found = check_graph(graph, torch.device("cpu"))
     assert [reason.kind for reason in found] == [SkipKind.MULTIPLE_DEVICES] * 2
+
+
+@pytest.mark.covers("F6.18")
+@pytest.mark.parametrize("wrapper", ["an operator", "a region"])
+def test_what_a_higher_order_operator_calls_is_looked_at(wrapper):
+    with torch.library._scoped_library("aotkit_eligibility_test", "FRAGMENT") as library:
+        library.define("wait(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+        library.define("go(Tensor x) -> Tensor")
+        found = {}
+        for op in (torch.ops.aotkit_eligibility_test.wait.default, torch.ops.aotkit_eligibility_test.go.default):
+            if wrapper == "a region":
+                outer = torch.fx.Graph()
+                x, body = outer.placeholder("x"), outer.get_attr("body")
+                x.meta["val"] = torch.empty(4, device="meta")
+                outer.output(outer.call_function(torch.ops.higher_order.invoke_subgraph, (body, "body", x)))
+                graph = torch.fx.GraphModule({"body": torch.fx.GraphModule({}, graph_with(op))}, outer)
+            else:
+                graph = graph_with(torch.ops.higher_order.auto_functionalized_v2, op)
+            found[str(op.overloadpacket)] = kinds(graph)
+    assert found == {
+        "aotkit_eligibility_test.wait": [SkipKind.UNSAFE_TAG],
+        "aotkit_eligibility_test.go": [],
+    }

@@ -843,3 +843,37 @@ def test_without_a_device_the_callable_is_returned_with_one_notice():
     assert len(caught) == 1 and caught[0].filename == __file__
     with pytest.raises(CudagraphSkipped, match="no CUDA device"):
         CudagraphTrees(options=TreeOptions(on_skip="raise")).wrap(add_one)
+
+
+@pytest.mark.covers("F6.5")
+@pytest.mark.parametrize("recorded_before", [False, True])
+def test_while_the_caller_records_a_call_is_part_of_that_recording(make, recorded_before):
+    trees = make()
+    fast, driver = trees.wrap(torch.sin, name="sine"), trees.driver
+    for _ in range(3 * recorded_before):
+        fast(torch.ones(4))
+    x = torch.randn(4)
+    recording, result = driver.capture(lambda: fast(x) + 1, pool=driver.new_pool(), stream=driver.new_stream())
+    x.add_(1)
+    driver.replay(recording)
+    assert torch.equal(result, x.sin() + 1)
+    assert info(trees, "sine").replays == 2 * recorded_before
+    for _ in range(3):
+        assert torch.equal(fast(x), x.sin())
+
+
+@pytest.mark.covers("F6.5")
+@pytest.mark.parametrize("same", [torch.from_dlpack, lambda x: torch.from_dlpack(x[1:])])
+def test_a_copied_tensor_on_memory_that_is_written_is_refused_whatever_storage_it_has(make, same):
+    def fn(state, x):
+        state.add_(1)
+        return x * 2
+
+    trees, state, expected = make(), torch.zeros(5), torch.zeros(5)
+    fast = trees.wrap(fn, static_input_indices=[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CudagraphNotice)
+        for _ in range(3):
+            for given, plain in [(torch.ones(4), torch.ones(4)), (same(state)[-4:], same(expected)[-4:])]:
+                assert torch.equal(fast(state, given), fn(expected, plain)) and torch.equal(state, expected)
+    assert info(trees, "fn").replays > 0 and info(trees, "fn").uncaptured > 0

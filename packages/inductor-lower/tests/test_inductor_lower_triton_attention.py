@@ -29,8 +29,9 @@ from aotkit_inductor_lower.targets.triton import (
     resource_facts,
     vector_bytes,
 )
-from aotkit_inductor_lower.targets.triton.attention import AttentionTile, shared_loop
+from aotkit_inductor_lower.targets.triton.attention import AttentionTile, attention_form, shared_loop
 from aotkit_inductor_lower.targets.triton.records import Gpu
+from aotkit_inductor_lower.targets.triton.render.attention_backward import gradient_sources
 from aotkit_inductor_lower.targets.triton.render.attention_forward import attention_sources
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -400,3 +401,27 @@ def test_heads_that_may_leave_a_rest_are_computed_one_by_one() -> None:
     for extent, shared in ((unknown * 4, True), (unknown, False), (to_expr(6), False)):
         batch = tuple(replace(loop, extent=extent) if loop is heads else loop for loop in site.batch)
         assert (shared_loop(replace(site, batch=batch)) is not None) is shared
+
+
+@pytest.mark.parametrize(("dtype", "arch", "blocks"), [
+    (torch.float16, 75, [(64, 64), (32, 32), (32, 32)]), (torch.float16, 86, [(64, 64), (64, 32), (32, 64)]),
+    (torch.float16, 90, [(64, 64), (64, 32), (32, 64)]), (torch.float32, 86, [(32, 16), (16, 16), (16, 16)]),
+])  # fmt: skip
+def test_blocks_are_as_large_as_shared_memory_allows(
+    dtype: torch.dtype, arch: int, blocks: list[tuple[int, int]]
+) -> None:
+    """Compiled for sm_75, the backward asks for 80 KiB in the blocks of larger devices and for 48 in its own, of 64;
+    for sm_86, that of float32 heads of 256 for 100 KiB, of 99."""
+    head = 128 if dtype is torch.float16 else 256
+    case = Case((1, 2, 2, 256, 256, head), layout="contiguous", added="bhij")
+    args, gradient = case.operands(dtype), torch.randn(1, 2, 256, head).to(dtype)
+    saved = [gradient, torch.randn(1, 2, 256), torch.rand(1, 2, 256)]
+    found = []
+    for program, given in ((forward(case), args), (backward(case), [gradient, *args[:3], *saved, *args[3:]])):
+        kernels = normalize(linearize(lowered(program, given, contractions="generated").scheduled)).kernels
+        (kernel,) = (each for each in kernels if attention_form(each) is not None)
+        site = attention_form(kernel)
+        assert site is not None
+        written = gradient_sources if site.backward else attention_sources
+        found += [(s.config.block("YBLOCK"), s.config.block("XBLOCK")) for s in written(kernel, site, gpu=Gpu(arch))]
+    assert found == blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ from aotkit_inductor_lower.targets.triton import (
     to_program,
 )
 from aotkit_inductor_lower.targets.triton.autotune import choose
+from aotkit_inductor_lower.targets.triton.compile import compile_all
+from aotkit_inductor_lower.targets.triton.errors import SharedMemoryExceeded
 from aotkit_inductor_lower.targets.triton.target import TritonTarget
 from aotkit_inductor_lower.targets.triton.tune import product_times
 
@@ -161,6 +164,24 @@ def test_a_product_is_generated_only_where_it_was_measured_to_be_faster(monkeypa
 def fake_cubin(source: KernelSource, arch: int) -> Cubin:
     """What the compiler would give."""
     return Cubin(source.name, b"code", arch, 0, source.config.num_warps * 32, 2, source.config)
+
+
+@pytest.mark.parametrize("room", [1, 2, 0])
+def test_a_kernel_has_as_many_stages_as_the_device_has_shared_memory_for(room: int) -> None:
+    """Attention of heads of 128 with a bias asks for 104 KiB in three stages, and sm_86, sm_89 and sm_120 have 99."""
+    lowered = lower(lambda x: (x * 2 + 1,), [torch.empty(64, 1024)])
+    (kernel,) = render_program(lowered.scheduled).kernels
+    source, tried = replace(kernel.source, config=replace(kernel.source.config, num_stages=3)), list[int]()
+
+    def compiler(source: KernelSource, arch: int) -> Cubin:
+        tried.append(source.config.num_stages)
+        if source.config.num_stages > room:
+            raise SharedMemoryExceeded("too much")
+        return fake_cubin(source, arch)
+
+    (made,) = compile_all([source], 86, compiler)
+    assert tried == list(range(3, max(room, 1) - 1, -1))
+    assert made.config.num_stages == room if room else isinstance(made, SharedMemoryExceeded)
 
 
 @pytest.mark.covers("F5e.3")

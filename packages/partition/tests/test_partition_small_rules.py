@@ -170,6 +170,28 @@ def test_a_random_op_that_runs_again_keeps_what_is_known_of_its_value(device, si
         assert again.meta["val"] is x.meta["val"] and again.meta["custom"] == {"stage": 3}
 
 
+@pytest.mark.covers("F3.44")
+@pytest.mark.parametrize("why", ["", "generator", "positional generator", "devices"])
+def test_a_random_op_with_another_generator_than_the_saved_one_does_not_run_again(why):
+    """The state that is saved is that of the present device's default generator."""
+    build = Builder("primals_1", "primals_2", "tangents_1")
+    x, second, tangent = build.inputs
+    with FakeTensorMode() as mode:
+        x.meta["val"] = tangent.meta["val"] = torch.empty(4, 4, device="cuda:0" if why == "devices" else "cpu")
+        second.meta["val"] = torch.empty(4, device="cuda:1" if why == "devices" else "cpu")
+    region = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "val": x.meta["val"]}
+    drawn = build.call(aten.bernoulli.default, x, **region)
+    if "generator" in why:
+        second.meta["val"] = torch.Generator()
+        positional = why.startswith("positional")
+        drawn.args, drawn.kwargs = ((x, second), {}) if positional else ((x,), {"generator": second})
+    out = build.call(aten.sin.default, drawn, **region)
+    cosine = build.call(aten.cos.default, drawn, val=x.meta["val"])
+    grad = build.call(aten.mul.Tensor, tangent, cosine, val=x.meta["val"])
+    result = partition(build.module(out, grad), 1, PartitionOptions(recompute_random=True))
+    assert result.saved_names == (("bernoulli",) if why else ("primals_1", "bernoulli_rng_state")) and mode is not None
+
+
 @pytest.mark.covers("F4.29")
 @pytest.mark.parametrize("op", [aten.exp.default, aten.cos.default, aten.neg.default, aten.sinh.default], ids=str)
 def test_of_a_missing_tangent_only_what_is_linear_is_zero(op):

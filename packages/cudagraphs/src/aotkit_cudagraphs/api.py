@@ -179,22 +179,32 @@ class CudagraphedFunction:
             self._last_use = None
 
     def _find(self, inputs: Sequence[object]) -> Recording | None:
-        """The recording that fits these inputs, made now if need be; None, with notice, if there can't be one."""
+        """The recording that fits these inputs, made now if need be; None, with notice, if there can't be one. None
+        as well while the caller makes a recording of its own, which the callable is part of then."""
+        if self._driver.is_capturing():
+            return None
+        found = self._find_or_record(inputs)
+        reasons = found.lost_writes(inputs) if isinstance(found, Recording) else found
+        if reasons:
+            self._skip(reasons)
+            return None
+        return found if isinstance(found, Recording) else None
+
+    def _find_or_record(self, inputs: Sequence[object]) -> Recording | tuple[SkipReason, ...]:
         key = _layout_key(inputs, self._options.alignment, self._static)
         recording = self._recordings.get(key)
         if recording is not None and self._is_in_place(recording, inputs):
             return recording  # the key holds all that `check_inputs` looks at
         reasons = check_inputs(inputs, self._driver.device) or self._unrecordable.get(key, ())
         if reasons:
-            self._skip(reasons)
-            return None
+            return reasons
+        unusable = self._driver.unusable_reason()
+        if unusable is not None:
+            return (SkipReason(SkipKind.NO_CACHING_ALLOCATOR, unusable),)
         reason = self._limit_reason(moved=recording is not None)
-        if reason is not None:
-            self._skip((reason,))
-            return None
-        return self._record(key, inputs)
+        return self._record(key, inputs) if reason is None else (reason,)
 
-    def _record(self, key: tuple[object, ...], inputs: Sequence[object]) -> Recording | None:
+    def _record(self, key: tuple[object, ...], inputs: Sequence[object]) -> Recording | tuple[SkipReason, ...]:
         began = time.perf_counter()
         old = self._recordings.pop(key, None)
         if old is not None:
@@ -208,8 +218,7 @@ class CudagraphedFunction:
             )
         except CudagraphSkipped as skipped:
             self._unrecordable[key] = skipped.reasons
-            self._skip(skipped.reasons)
-            return None
+            return skipped.reasons
         self._recordings[key] = recording
         fields = {
             "seconds": time.perf_counter() - began,

@@ -99,6 +99,10 @@ class CudaDriver:
         """Wait for the device."""
         torch.cuda.synchronize(self._device)
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured, in whatever mode."""
+        return bool(cuda_function("_cuda_isCurrentStreamCapturing")())
+
     def new_pool(self) -> CudaPool:
         """A private pool, kept by an empty recording until nothing refers to it."""
         handle = torch.cuda.graph_pool_handle()
@@ -173,8 +177,11 @@ class CudaDriver:
         cuda_function("_set_storage_data_ptr_access_error_msg")(storage._cdata, message)
 
     def unusable_reason(self) -> str | None:
-        """Pools need the caching allocator."""
-        return None if allocator_is_on() else "torch's caching allocator is off"
+        """Pools need torch's own caching allocator."""
+        if not allocator_is_on():
+            return "torch's caching allocator is off"
+        backend = torch.cuda.get_allocator_backend()
+        return None if backend == "native" else f"the allocator {backend!r} keeps no states of pools"
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """From the caching allocator."""

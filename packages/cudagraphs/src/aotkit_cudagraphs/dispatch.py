@@ -55,6 +55,7 @@ class UndoWrites(TorchDispatchMode):
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         # Addresses only, so that temporaries die as they would. One that is used again is again a storage of ours.
         self._own: set[int] = set()
+        self._generators: dict[torch.Generator, torch.Tensor] = {}
 
     def save(self, tensor: torch.Tensor) -> None:
         """Remember the storage of `tensor`, unless it was made under this mode."""
@@ -69,14 +70,19 @@ class UndoWrites(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._saved
 
     def undo(self) -> None:
-        """Restore all contents."""
+        """Restore all contents, and the states of generators that calls were given."""
         for storage, contents in self._saved.values():
             storage.copy_(contents)
+        for generator, state in self._generators.items():
+            generator.set_state(state)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
         for tensor in written_tensors(func, args, kwargs):
             self.save(tensor)
+        for value in kwargs.values():
+            if isinstance(value, torch.Generator) and value not in self._generators:
+                self._generators[value] = value.get_state()
         known = {
             tensor.untyped_storage()._cdata for tensor in tensors_in([*args, *kwargs.values()]) if _has_storage(tensor)
         }

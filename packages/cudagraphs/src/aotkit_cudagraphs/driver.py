@@ -48,6 +48,10 @@ class DeviceDriver(Protocol):
         """Wait until the device is idle."""
         ...
 
+    def is_capturing(self) -> bool:
+        """Whether what this thread issues now is being recorded, by us or by the caller: nothing may replay then."""
+        ...
+
     def new_pool(self) -> Any:
         """A pool of memory for recordings."""
         ...

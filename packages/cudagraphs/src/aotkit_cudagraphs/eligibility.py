@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,8 +102,9 @@ def check_graph(
 
     Nodes' example values are read from `node.meta["val"]`, user lines from `node.meta["stack_trace"]`; where these are
     missing, less is known and less is found (the capture itself still refuses what it can't record).
-    Subgraphs of control flow are not entered: the control flow itself is a reason. With `device`, tensors elsewhere
-    are a reason; without, those on the CPU, and those on several devices.
+    What a higher-order operator calls is looked at as well: an operator that it is given, and graphs, but those of
+    control flow, which is a reason itself. With `device`, tensors elsewhere are a reason; without, those on the CPU,
+    and those on several devices.
     """
     nodes = (graph.graph if isinstance(graph, torch.fx.GraphModule) else graph).nodes
     found = list(check_nodes(graph, device).values())
@@ -123,21 +125,56 @@ def check_nodes(
 def _check_node(node: torch.fx.Node, device: torch.device | None) -> SkipReason | None:
     line = _user_line(node)
     if node.op == "call_function":
-        name = _op_name(node.target)
-        if name in _CONTROL_FLOW_OPS:
-            return SkipReason(SkipKind.CONTROL_FLOW, f"{node.name} is torch.{name}", line)
-        if name in _INCOMPATIBLE_OPS:
-            return SkipReason(SkipKind.INCOMPATIBLE_OP, f"{node.name} calls {name}", line)
-        if name.startswith(_COLLECTIVES):
-            return SkipReason(SkipKind.COLLECTIVE, f"{node.name} calls {name}", line)
-        if name in _STORAGE_OPS:
-            return SkipReason(SkipKind.STORAGE_MUTATION, f"{node.name} calls {name}", line)
-        if torch.Tag.cudagraph_unsafe in getattr(node.target, "tags", ()):
-            return SkipReason(SkipKind.UNSAFE_TAG, f"{node.name} calls {name}, tagged cudagraph_unsafe", line)
-        if name in _INDEX_PUT_OPS and _has_boolean_index(node):
-            return SkipReason(SkipKind.BOOLEAN_INDEX, f"{node.name} writes through a boolean mask", line)
+        reason = _check_call(node, node.target, line)
+        if reason is None and isinstance(node.target, torch._ops.HigherOrderOperator):
+            reason = _check_called(node, device, line)
+        if reason is not None:
+            return reason
     if node.op in ("call_function", "placeholder", "get_attr"):
         return _check_value(node, line, device)
+    return None
+
+
+def _check_called(node: torch.fx.Node, device: torch.device | None, line: str | None) -> SkipReason | None:
+    """The first reason in what a higher-order operator calls: a custom operator whose writes are made functional, or a
+    graph."""
+    for value in (*node.args, *node.kwargs.values()):
+        if isinstance(value, torch._ops.OpOverload):
+            reason = _check_call(node, value, line)
+            if reason is not None:
+                return reason
+        graph = _graph_of(value)
+        for inner in () if graph is None else graph.graph.nodes:
+            reason = _check_node(inner, device)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _graph_of(value: object) -> torch.fx.GraphModule | None:
+    if not isinstance(value, torch.fx.Node) or value.op != "get_attr" or value.graph.owning_module is None:
+        return None
+    try:
+        found = operator.attrgetter(str(value.target))(value.graph.owning_module)
+    except AttributeError:
+        return None
+    return found if isinstance(found, torch.fx.GraphModule) else None
+
+
+def _check_call(node: torch.fx.Node, target: Any, line: str | None) -> SkipReason | None:
+    name = _op_name(target)
+    if name in _CONTROL_FLOW_OPS:
+        return SkipReason(SkipKind.CONTROL_FLOW, f"{node.name} is torch.{name}", line)
+    if name in _INCOMPATIBLE_OPS:
+        return SkipReason(SkipKind.INCOMPATIBLE_OP, f"{node.name} calls {name}", line)
+    if name.startswith(_COLLECTIVES):
+        return SkipReason(SkipKind.COLLECTIVE, f"{node.name} calls {name}", line)
+    if name in _STORAGE_OPS:
+        return SkipReason(SkipKind.STORAGE_MUTATION, f"{node.name} calls {name}", line)
+    if torch.Tag.cudagraph_unsafe in getattr(target, "tags", ()):
+        return SkipReason(SkipKind.UNSAFE_TAG, f"{node.name} calls {name}, tagged cudagraph_unsafe", line)
+    if name in _INDEX_PUT_OPS and _has_boolean_index(node):
+        return SkipReason(SkipKind.BOOLEAN_INDEX, f"{node.name} writes through a boolean mask", line)
     return None
 
 

@@ -23,6 +23,7 @@ from .pool import Pool, PoolBusy
 from .reasons import CudagraphSkipped, SkipKind, SkipReason
 from .record import Site, record_node
 from .replay import announce_write, run_node
+from .static_inputs import sharing_memory
 from .steps import Path, any_live, any_slot_live
 from .tree import Node
 from .warm_up import result_storages, watched
@@ -78,7 +79,7 @@ class TreeManager:
         self._path = Path()
         self._watched: list[tuple[Function, int, StorageWeakRef]] = []
         self._marked = self._marks_are_used = False
-        self._capturing = self._busy = False
+        self._busy = False
         self.released: list[Function] = []  # callables that nobody can call any more; may be appended to at any time
         self._clock = 0
         self._last_stream: Any = None
@@ -96,7 +97,7 @@ class TreeManager:
 
     def call(self, function: Function, given: list[Any]) -> Any:
         """Replay, or return an `EagerRun`, which says how to run it. Empties `given` of what it replaces."""
-        if self._capturing:
+        if self._driver.is_capturing():  # a recording of ours, or one that the caller makes: the call is part of it
             return EagerRun(given)
         self.release()
         self._busy = True
@@ -244,8 +245,7 @@ class TreeManager:
         copied = [index for index, place in enumerate(places) if place is Place.COPIED]
         lost = [index for index in written if places[index] is Place.COPIED]
         if not lost:
-            storages = {given[i].untyped_storage()._cdata for i in written if isinstance(given[i], torch.Tensor)}
-            lost = [index for index in copied if given[index].untyped_storage()._cdata in storages]
+            lost = sharing_memory(given, copied, written)
         if not lost:
             return ()
         names = ", ".join(f"input {index}" for index in lost)
@@ -364,7 +364,6 @@ class TreeManager:
         self, function: Function, given: Sequence[Any], placement: Placement, site: Site, *, count: bool
     ) -> Node | tuple[SkipReason, ...]:
         layouts, began = placement.layouts(), time.perf_counter()
-        self._capturing = True
         try:
             self._order_streams()
             node = record_node(function, function.call, given, placement, site, self._driver)
@@ -377,8 +376,6 @@ class TreeManager:
         except PoolBusy:
             self._drop_pool(site.pool)
             return ()
-        finally:
-            self._capturing = False
         self._attach(node, layouts, count)
         self._observer.event("cudagraphs.node", {"node": node, "seconds": time.perf_counter() - began})
         return node if self._fits(node, layouts) else function.unrecordable[layouts]

@@ -40,7 +40,7 @@ class SkipKind(enum.Enum):
     FORWARD_SKIPPED = "make the forward recordable, and its backward is recorded too"
     LEAKED_MEMORY = "don't keep tensors that are made inside; create caches in the first call"
     MEMORY_CAP = "raise max_pool_bytes, or record fewer or smaller callables"
-    NO_CACHING_ALLOCATOR = "turn torch's caching allocator on (PYTORCH_NO_CUDA_MEMORY_CACHING is set)"
+    NO_CACHING_ALLOCATOR = "use torch's caching allocator (no PYTORCH_NO_CUDA_MEMORY_CACHING, no other backend)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from .driver import DeviceDriver
 from .eligibility import check_outputs
 from .options import CudagraphOptions
 from .reasons import CaptureError, CudagraphSkipped, SkipKind, SkipReason
-from .static_inputs import buffer_like, copy_into_buffer, expanded_dims, is_aligned
+from .static_inputs import buffer_like, copy_into_buffer, expanded_dims, is_aligned, sharing_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,15 @@ class Recording:
         self._outputs.clear()
         self._driver.release_pool(self.pool)
 
+    def lost_writes(self, inputs: Sequence[object]) -> tuple[SkipReason, ...]:
+        """Why it can't run for these inputs: one that is a copy shares memory with one that is written."""
+        copied = [index for index, _ in self.plan.copied]
+        lost = sharing_memory(inputs, copied, self._written) if self._written else []
+        if not lost:
+            return ()
+        names = ", ".join(f"input {index}" for index in lost)
+        return (SkipReason(SkipKind.MUTATED_INPUT, f"{names} shares memory with one that is written, but is a copy"),)
+
     def run(self, inputs: Sequence[object]) -> object:
         """Copy the inputs in, replay, and return the results for these inputs."""
         for index, dims in self.plan.copied:
@@ -150,11 +159,14 @@ class Recording:
             for _ in range(self._options.warmup_iterations):
                 with driver.use_stream(stream), undo:
                     result = fn(list(self._inputs))
+        finally:
+            # Also where the callable raised: what it issued before still writes.
             driver.wait_event(outer, driver.record_event(stream))
             driver.synchronize()
-            written = [index for index, _ in self.plan.copied if undo.wrote(self._inputs[index])]
-        finally:
             undo.undo()
+            driver.wait_event(stream, driver.record_event(outer))  # whose memory the old contents are in
+        written = [index for index, _ in self.plan.copied if undo.wrote(self._inputs[index])]
+        self._written = tuple(index for index in self.plan.static if undo.wrote(self._inputs[index]))
         if written:
             names = ", ".join(f"input {index}" for index in written)
             raise CudagraphSkipped((SkipReason(SkipKind.MUTATED_INPUT, f"{names} is written, but would be a copy"),))

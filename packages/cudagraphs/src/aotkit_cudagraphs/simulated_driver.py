@@ -12,6 +12,7 @@ notices a stale address.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ class SimulatedDriver:
         self._pools: list[SimulatedPool] = []
         self._clocks = StreamClocks(lambda address: any(pool.owns(address) for pool in self._pools))
         self._used_pools: list[SimulatedPool] = []
+        self._capturing: set[int] = set()  # threads
 
     @property
     def device(self) -> torch.device:
@@ -124,9 +126,18 @@ class SimulatedDriver:
         """Order `stream` after the mark."""
         self._clocks.wait(stream, event)
 
+    def _refuse_in_capture(self, what: str) -> None:
+        if self.is_capturing():
+            raise CaptureError(f"{what} can't be part of a recording")
+
     def synchronize(self) -> None:
         """Order everything after everything issued so far."""
+        self._refuse_in_capture("waiting for the device")
         self._clocks.synchronize()
+
+    def is_capturing(self) -> bool:
+        """Whether this thread is in `capture`."""
+        return threading.get_ident() in self._capturing
 
     def new_pool(self) -> SimulatedPool:
         """An empty pool."""
@@ -206,12 +217,15 @@ class SimulatedDriver:
         self, fn: Callable[[], T], *, pool: SimulatedPool, stream: SimulatedStream
     ) -> tuple[SimulatedRecording, T]:
         """Record `fn`; see Note [Simulated capture]."""
+        self._refuse_in_capture("a recording")
         before, self._clocks.current = self._clocks.current, stream
         self.synchronize()  # as a capture on a device does first
+        self._capturing.add(threading.get_ident())
         try:
             attempt = _SimulatedAttempt(self, pool)
             result = record(attempt, fn)
         finally:
+            self._capturing.discard(threading.get_ident())
             self._clocks.current = before
         return attempt.recording, result
 
@@ -221,6 +235,7 @@ class SimulatedDriver:
         Raises:
             SimulatedMemoryError: a tensor that the recording uses but does not own has died.
         """
+        self._refuse_in_capture("a replay")
         pool = recording.pool
         pool.collect()
         for address, weak in recording.external.items():
@@ -343,7 +358,7 @@ class _CaptureMode(_DeviceMode):
             raise
 
     def _recorded(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        _refuse_uncapturable(func)
+        _refuse_uncapturable(func, kwargs)
         recording = self._recording
         for tensor in tensors_in([*args, *kwargs.values()]):
             self._note_external(tensor)
@@ -410,8 +425,11 @@ def _move_fresh(
         return map_tensors(result, move), outputs
 
 
-def _refuse_uncapturable(func: Any) -> None:
-    """Calls that on a GPU would wait for the device or depend on data on the host."""
+def _refuse_uncapturable(func: Any, kwargs: dict[str, object]) -> None:
+    """Calls that on a GPU would wait for the device, depend on data on the host, or draw from a generator that does not
+    know that it is being recorded: torch tells the default one only."""
+    if any(isinstance(value, torch.Generator) and value is not torch.default_generator for value in kwargs.values()):
+        raise CaptureError(f"{func} draws from a generator that is not the device's default one")
     if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
         raise CaptureError(f"{func} needs values from the device, which a capture does not compute")
     if func is torch.ops.aten.lift_fresh.default:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -56,3 +58,31 @@ def copy_into_buffer(buffer: torch.Tensor, source: torch.Tensor, dims: Sequence[
 def is_aligned(tensor: torch.Tensor, alignment: int) -> bool:
     """Whether the first element's address is a multiple of `alignment` bytes."""
     return tensor.data_ptr() % alignment == 0
+
+
+def sharing_memory(values: Sequence[Any], some: Sequence[int], others: Sequence[int]) -> list[int]:
+    """Those of `some` indices whose storage has memory in common with one of `others`.
+
+    Addresses tell, not the identity of storages: a tensor that came through DLPack has a storage of its own.
+    """
+    ends: list[int] = []
+    starts: list[int] = []
+    for start, end in sorted(_memory(values[index]) for index in others if isinstance(values[index], torch.Tensor)):
+        if starts and start < ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        elif start < end:
+            starts.append(start)
+            ends.append(end)
+    found = []
+    for index in some if starts else ():
+        start, end = _memory(values[index])
+        last = bisect_right(starts, end - 1) - 1  # of those that begin before its end
+        if start < end and last >= 0 and ends[last] > start:
+            found.append(index)
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()

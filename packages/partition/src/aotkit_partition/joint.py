@@ -235,9 +235,29 @@ def written_arguments(joint: JointGraph, index: int) -> list[int]:
     return written
 
 
+def _has_generator(node: torch.fx.Node) -> bool:
+    """Whether a random op is given its generator."""
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(() if schema is None else schema.arguments):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        if argument.name == "generator" and given is not None:
+            return True
+    return False
+
+
+def _is_on_one_device(module: torch.fx.GraphModule, device: torch.device) -> bool:
+    """Whether no input of the graph is on another CUDA device."""
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    return all(value.device in (device, torch.device("cpu")) for value in values if isinstance(value, torch.Tensor))
+
+
 def can_replay(joint: JointGraph, index: int) -> bool:
-    """Whether a random op may run again, on a generator state that the forward saves (CPU and CUDA)."""
-    if not (joint.replay_random and joint.facts[index].is_random):
+    """Whether a random op may run again, on a generator state that the forward saves (CPU and CUDA).
+
+    The state is that of the default generator, on CUDA of the device that is the present one: an op that is given a
+    generator has another one, and so have those of graphs on several devices.
+    """
+    if not (joint.replay_random and joint.facts[index].is_random) or _has_generator(joint.nodes[index]):
         return False
     value = joint.value(index)
     first = (
@@ -245,5 +265,7 @@ def can_replay(joint: JointGraph, index: int) -> bool:
     )
     plain = isinstance(joint.nodes[index].target, torch._ops.OpOverload)
     facts = joint.facts[index]
-    known = isinstance(first, torch.Tensor) and first.device.type in ("cpu", "cuda")
+    known = isinstance(first, torch.Tensor) and (
+        first.device.type == "cpu" or (first.device.type == "cuda" and _is_on_one_device(joint.module, first.device))
+    )
     return plain and known and not (facts.is_mutating or facts.has_side_effects)

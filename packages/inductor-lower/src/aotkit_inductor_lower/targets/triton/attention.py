@@ -37,7 +37,7 @@ from ...options import LowerOptions
 from ...symbolic import Call, Expr, Symbol, mod, product, to_expr
 from ...target import Choice
 from .map_loops import next_power_of_two, size_hint
-from .records import Config
+from .records import Config, Gpu
 
 __all__ = ["AttentionTile", "attention_form", "attention_tile", "choose_attention", "computes_attention"]
 __all__ += ["gradient_tiles", "shared_loop"]
@@ -52,6 +52,9 @@ _SHORTEST = 64  # keys of a part
 _LONGEST = 128
 _INSTANCES = 256  # about two on each multiprocessor of a large device
 _TYPES = ("float32", "bfloat16", "float16")
+_HOPPER = Gpu()
+_ROOMY = 96 << 10  # bytes of shared memory; kernels of float32 take a little more
+_ROOMY_FOR_FLOATS = 100 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,21 @@ def _floor_of(call: Call, symbol: Symbol) -> int:
     return (by.constant or 1) if whole else 1
 
 
-def attention_tile(site: AttentionSite) -> AttentionTile:
+def attention_tile(site: AttentionSite, gpu: Gpu = _HOPPER) -> AttentionTile:
     """The block of a forward."""
+    tile = _forward_tile(site)
+    if _is_crowded(site, gpu) and site.head > (128 if is_half(site.dtype) else 64):
+        tile = replace(tile, queries=min(32, tile.queries), keys=min(16, tile.keys))
+    return tile
+
+
+def _is_crowded(site: AttentionSite, gpu: Gpu) -> bool:
+    """Whether blocks of wide heads that are right for Hopper ask for more shared memory than there is; what is a little
+    too much is cured by fewer stages, see :func:`~.compile.compile_all`."""
+    return gpu.shared < (_ROOMY if is_half(site.dtype) else _ROOMY_FOR_FLOATS)
+
+
+def _forward_tile(site: AttentionSite) -> AttentionTile:
     shared = shared_loop(site)
     queries, keys = map(size_hint, site.counts)
     rows = queries * (shared[1] if shared is not None else 1)
@@ -188,9 +204,13 @@ def _whole(site: AttentionSite) -> AttentionTile:
     return AttentionTile(64, 64, 4, 3) if site.head <= 128 else AttentionTile(64, 32, 4, 2)
 
 
-def gradient_tiles(site: AttentionSite) -> tuple[AttentionTile, AttentionTile]:
-    """The blocks of both kernels of a backward."""
+def gradient_tiles(site: AttentionSite, gpu: Gpu = _HOPPER) -> tuple[AttentionTile, AttentionTile]:
+    """The blocks of both kernels of a backward, which hold lines of three tensors of their own: of wide heads few,
+    where a program instance has little shared memory."""
     first, second = _whole_gradients(site)
+    if _is_crowded(site, gpu) and site.head > 64:
+        few = 32 if site.head <= 128 and is_half(site.dtype) else 16
+        first, second = (replace(t, queries=min(few, t.queries), keys=min(few, t.keys)) for t in (first, second))
     if site.mask is not None and isinstance(site.mask.added, Places) and isinstance(site.mask.seen, Places):
         second = replace(second, num_warps=8)  # what both are made of takes registers, beside two accumulators
     queries, keys = map(size_hint, site.counts)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..._observer import Observer
 from ...ir import DType
-from .errors import TritonError
+from .errors import SharedMemoryExceeded, TritonError
 from .jit import triton_module
 from .records import DESCRIPTOR_BYTES, Config, Cubin, Gpu, KernelArgument, KernelSource
 from .render.names import argument_name
@@ -128,15 +128,20 @@ def compile_all(
     sources: Sequence[KernelSource], arch: int, compiler: Compiler = compile_kernel
 ) -> list[Cubin | TritonError]:
     """Each source's cubin, or why there is none, as many at once as there are processors. Sources with equal code are
-    compiled once."""
+    compiled once. Stages of a pipeline change no result: a kernel has as many of its own as the device has shared
+    memory for, which only Triton knows in the end."""
     codes = [code_identity(source) for source in sources]
     alike: dict[str, KernelSource] = {}
     for code, source in zip(codes, sources, strict=True):
         alike.setdefault(code, source)
 
     def attempt(source: KernelSource) -> Cubin | TritonError:
+        stages = source.config.num_stages
         try:
             return compiler(source, arch)
+        except SharedMemoryExceeded as error:
+            fewer = replace(source.config, num_stages=stages - 1)
+            return attempt(with_config(source, fewer)) if stages > 1 else error
         except TritonError as error:
             return error
 
@@ -166,7 +171,7 @@ def _cubin(made: Made, source: KernelSource, config: Config, arch: int, keep_ptx
     if made["scratch"] > (2 * DESCRIPTOR_BYTES if len(source.parameters) < len(source.arguments) else 0):
         raise TritonError(f"the kernel {source.name} asks for scratch memory of its own, which is not provided")
     if Gpu(arch).is_known and made["shared"] > Gpu(arch).shared:
-        raise TritonError(
+        raise SharedMemoryExceeded(
             f"the kernel {source.name} asks for {made['shared']} bytes of shared memory, too many for sm_{arch}"
         )
     threads = made["warps"] * 32

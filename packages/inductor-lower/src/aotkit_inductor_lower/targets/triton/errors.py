@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import LoweringError
 
-__all__ = ["DeviceTooOld", "Tf32Advice", "TritonError", "TritonMissing"]
+__all__ = ["DeviceTooOld", "SharedMemoryExceeded", "Tf32Advice", "TritonError", "TritonMissing"]
 
 
 class Tf32Advice(UserWarning):
@@ -13,6 +13,10 @@ class Tf32Advice(UserWarning):
 
 class TritonError(LoweringError, RuntimeError):
     """A graph cannot be compiled for, or run on, a CUDA device."""
+
+
+class SharedMemoryExceeded(TritonError):
+    """A kernel asks for more shared memory than a program instance has on the device."""
 
 
 class TritonMissing(TritonError):

@@ -275,10 +275,8 @@ class _Kernels:
         if site is None:
             yield self.launch(nest)
             return
-        if site.backward:
-            sources: tuple[KernelSource, ...] = gradient_sources(kernel, site, tf32=self.tf32, fast=self.fast)
-        else:
-            sources = attention_sources(kernel, site, tf32=self.tf32, fast=self.fast)
+        written = gradient_sources if site.backward else attention_sources
+        sources = written(kernel, site, gpu=self.limits.gpu, tf32=self.tf32, fast=self.fast)
         for source in sources:
             yield self._launch(nest, self._with_alignment(source), ())
 

@@ -14,11 +14,12 @@ from ....kernel_ir.attention_site import AttentionSite, Lines
 from ....kernel_ir.nodes import Kernel
 from ....symbolic import Expr, floordiv, product, to_expr
 from ..attention import AttentionTile, gradient_tiles
-from ..records import KernelSource
+from ..records import Gpu, KernelSource
 from .attention import AttentionText, needs_wide_offsets
 
 __all__ = ["gradient_sources"]
 
+_HOPPER = Gpu()
 _OF_QUERIES = ("seen_from", "seen_to")  # of the keys of each block of queries
 _OF_KEYS = ("seeing_from", "seeing_to")  # of the queries of each block of keys, head by head
 
@@ -28,11 +29,12 @@ def gradient_sources(
     site: AttentionSite,
     tiles: tuple[AttentionTile, AttentionTile] | None = None,
     *,
+    gpu: Gpu = _HOPPER,
     tf32: bool = False,
     fast: bool = False,
 ) -> tuple[KernelSource, ...]:
     """The kernels of a backward, one after the other."""
-    of_query, of_keys = gradient_tiles(site) if tiles is None else tiles
+    of_query, of_keys = gradient_tiles(site, gpu) if tiles is None else tiles
     wide = needs_wide_offsets(kernel)
     first = _OfQueries(kernel, site, of_query, kernel.name, wide=wide, tf32=tf32, fast=fast)
     second = _OfKeys(kernel, site, of_keys, f"{kernel.name}_keys", wide=wide, tf32=tf32, fast=fast)

@@ -7,11 +7,12 @@ from ....kernel_ir.nodes import Kernel, Loop
 from ....symbolic import Expr, Symbol, floordiv, product, to_expr
 from ..attention import FEW, AttentionTile, attention_tile, shared_loop
 from ..map_loops import size_hint
-from ..records import Config, KernelSource
+from ..records import Config, Gpu, KernelSource
 from .attention import LOG2E, AttentionText, needs_wide_offsets
 
 __all__ = ["attention_sources"]
 
+_HOPPER = Gpu()
 _ENDS = ("seen_from", "seen_to")  # of the keys of each block of queries
 _PARTS = 16  # that the second kernel adds at once
 
@@ -21,11 +22,12 @@ def attention_sources(
     site: AttentionSite,
     tile: AttentionTile | None = None,
     *,
+    gpu: Gpu = _HOPPER,
     tf32: bool = False,
     fast: bool = False,
 ) -> tuple[KernelSource, ...]:
     """The kernels of a forward, one after the other."""
-    tile = attention_tile(site) if tile is None else tile
+    tile = attention_tile(site, gpu) if tile is None else tile
     config = tile.config(site.head)
     first = _Forward(kernel, site, config, tile, kernel.name, wide=False, tf32=tf32, fast=fast)
     wide = needs_wide_offsets(kernel, first.numbers_of_parts)
