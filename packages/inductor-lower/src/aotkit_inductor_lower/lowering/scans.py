@@ -41,8 +41,8 @@ TABLE.add(aten.cumprod.default, _accumulated("prod"))
 
 
 def _extremum(kind: str) -> Callable[..., NodeValue]:
-    """The best so far and where it was: the last of equals, and from the first nan on the last nan. Zeros are equal, and
-    the last one has the sign: where it was is told with that, as an odd number for -0.0."""
+    """The best so far and where it was: the last of equals, and from the first nan on the last nan. Zeros are equal,
+    and the last one has the sign: where it was is told with that, as an odd number for -0.0."""
 
     def rule(ctx: LoweringContext, node: Node, x: View, dim: int) -> NodeValue:
         values, indices = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
