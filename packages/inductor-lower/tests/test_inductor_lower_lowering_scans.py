@@ -42,6 +42,13 @@ def test_the_last_of_equal_extrema_and_the_last_nan_are_pointed_at(check):
     check(lambda x: (*x.cummax(1), *x.cummin(1), *x.cummax(0)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_an_extremum_of_zeros_has_the_sign_of_the_last_one(check, dtype):
+    zeros = torch.tensor([0.0, -0.0], dtype=dtype)[torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 1, 0], [1, 1, 0, 0, 1]])]
+    x = torch.stack([zeros, zeros.flip(0), -1 * zeros.abs() - 1, zeros])
+    check(lambda x: [torch.signbit(scan(x, dim)[0]) for scan in (torch.cummax, torch.cummin) for dim in (0, 1, 2)], x)
+
+
 def test_what_surrounds_a_scan_joins_its_kernel(check):
     result = check(lambda x, y: (x * y).exp().cumsum(-1) * 2 + 1, numbers(6, 40) * 0.1, numbers(6, 40))
     assert result.kernels == 1

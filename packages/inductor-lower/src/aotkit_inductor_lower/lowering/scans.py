@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch.fx import Node
 
 from ..ir import DType
+from ..ops.dtypes import is_float
 from .context import LoweringContext
 from .promotion import compute_dtype
 from .reductions import RowNest
@@ -40,7 +41,8 @@ TABLE.add(aten.cumprod.default, _accumulated("prod"))
 
 
 def _extremum(kind: str) -> Callable[..., NodeValue]:
-    """The best so far and where it was: the last of equals, and from the first nan on the last nan."""
+    """The best so far and where it was: the last of equals, and from the first nan on the last nan. Zeros are equal,
+    and the last one has the sign: where it was is told with that, as an odd number for -0.0."""
 
     def rule(ctx: LoweringContext, node: Node, x: View, dim: int) -> NodeValue:
         values, indices = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
@@ -50,12 +52,20 @@ def _extremum(kind: str) -> Callable[..., NodeValue]:
         element = nest.cast(nest.load(x, index), dtype)
         best = nest.scan(kind, element)
         here = nest.op("eq", element, best)
-        if dtype in (DType.F32, DType.F64):
-            here = nest.op("logical_or", here, nest.op("isnan", element))
-        zero = nest.const(0, DType.I64)
+        zero, one = (nest.const(number, DType.I64) for number in (0, 1))
         place = nest.index_value(index[dim % len(x.sizes)]) if x.sizes else zero
+        if is_float(dtype):
+            here = nest.op("logical_or", here, nest.op("isnan", element))
+            negative = nest.cast(nest.op("signbit", element), DType.I64)
+            place = nest.op("bitwise_or", nest.op("shl", place, one), negative)
+        last = nest.scan("max", nest.where(here, place, zero))
+        if is_float(dtype):
+            negative = nest.op("ne", nest.op("bitwise_and", last, one), zero)
+            signed = nest.where(negative, nest.const(-0.0, dtype), nest.const(0.0, dtype))
+            best = nest.where(nest.op("eq", best, nest.const(0.0, dtype)), signed, best)
+            last = nest.op("shr", last, one)
         nest.store(values, index, best)
-        nest.store(indices, index, nest.scan("max", nest.where(here, place, zero)))
+        nest.store(indices, index, last)
         ctx.add(nest)
         return [values, indices]
 
