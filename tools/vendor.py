@@ -28,7 +28,7 @@ USERS: dict[str, tuple[str, ...]] = {
     "_size_text.py": ("aotkit", "inductor-lower", "runtime-wrappers"),
     "_tensors_alike.py": ("aotkit", "cudagraphs"),
     "_user_kernels.py": ("aotkit", "inductor-lower", "partition"),
-    "_whole_root.py": ("aotkit", "functionalize", "inductor-lower"),
+    "_float_sizes.py": ("aotkit", "functionalize", "inductor-lower"),
 }  # fmt: skip
 
 

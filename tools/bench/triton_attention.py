@@ -248,7 +248,7 @@ def ways(case: Case, given: Tensors) -> list[Way]:
         module, function = (
             (attention_backward, "gradient_tiles") if case.kind == "backward" else (attention_forward, "attention_tile")
         )
-        with mock.patch.object(module, function, lambda site, tile=tile: tile):
+        with mock.patch.object(module, function, lambda site, gpu, tile=tile: tile):
             found.append(Way(name, render_program(program, device)))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import json
 import math
 import random
 import tomllib
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import aotkit_functionalize.symbols
 from aotkit._size_text import (
@@ -27,7 +33,8 @@ from aotkit._size_text import (
 )
 from aotkit.artifact import guards
 from aotkit_cache._observer import SILENT
-from aotkit_inductor_lower.symbolic import SymbolKind
+from aotkit_inductor_lower.symbolic import ComputedSizes, SymbolKind, with_computed
+from aotkit_inductor_lower.symbolic import Symbol as IndexSymbol
 from aotkit_inductor_lower.symbolic.text import ScanError, parse_expr
 from aotkit_partition._records import Format
 from aotkit_runtime_wrappers import dims
@@ -75,10 +82,11 @@ def in_expressions(text: str) -> Any:
     return expr.evaluate({symbol: SYMBOLS[symbol.name] for symbol in expr.symbols})
 
 
+ALL_KINDS = {"power", "comparison", "float", "rounding"}
 READERS: dict[str, tuple[Callable[[str], Any], set[str], type[Exception]]] = {
-    "the parser": (lambda text: evaluate_tree(parse_size(text), SYMBOLS), {"power", "comparison", "float"}, ValueError),
-    "guards of aotkit": (in_guards, {"power", "comparison", "float"}, ValueError),
-    "dimensions of runtime-wrappers": (in_dims, {"power"}, PlanError),
+    "the parser": (lambda text: evaluate_tree(parse_size(text), SYMBOLS), ALL_KINDS, ValueError),
+    "guards of aotkit": (in_guards, ALL_KINDS, ValueError),
+    "dimensions of runtime-wrappers": (in_dims, {"power", "rounding"}, PlanError),
     "expressions of inductor-lower": (in_expressions, set(), ScanError),
 }
 
@@ -91,7 +99,7 @@ def test_every_reader_gives_the_value_or_refuses_the_kind(reader: str, case: Map
         with pytest.raises(error):
             read(case["text"])
         return
-    assert read(case["text"]) == case["value"] == eval(case["text"].strip(), {"isqrt": math.isqrt}, dict(SYMBOLS))
+    assert read(case["text"]) == case["value"] == eval(case["text"].strip(), {**vars(math)}, dict(SYMBOLS))
 
 
 @pytest.mark.parametrize("text", CASES["refused"]["texts"])
@@ -154,8 +162,8 @@ def test_a_tree_becomes_what_a_reader_makes_of_it() -> None:
     assert fold(tree, str.upper, lambda sign, operands: f"({sign} {operands[0]} {operands[1]})") == "(% (* $S0 4) %V1)"
     assert scan_size("loop r0 < 64*i0 + 3 lanes", 10) == (("+", ("*", 64, "i0"), 3), 19)
     assert scan_size("a < b") == ("a", 1)
-    with pytest.raises(ValueError, match="column 6: expected the end of the expression, found '/ 2'"):
-        parse_size("s0*3 / 2")
+    with pytest.raises(ValueError, match="column 6: expected the end of the expression, found '& 2'"):
+        parse_size("s0*3 & 2")
 
 
 def test_sizes_of_captured_graphs_are_written_in_the_language() -> None:
@@ -172,6 +180,52 @@ def test_sizes_of_captured_graphs_are_written_in_the_language() -> None:
     ):
         text = aotkit_functionalize.symbols._text(expr)
         assert evaluate_tree(parse_size(text), SYMBOLS) == int(expr.subs({a: 7, b: 3}))
+
+
+FLOATS: Mapping[str, Callable[[Any], Any]] = {
+    "scaled": lambda n: math.trunc(n * 1.7),
+    "scaled down": lambda n: math.floor(n * 0.7),
+    "scaled up": lambda n: math.ceil(n * 0.3),
+    "rounded": lambda n: round(n * 0.1),
+    "halves": lambda n: round(n / 2) + round(n / 4),
+    "quotient": lambda n: math.trunc(n / 3.3) + math.ceil(n / 7),
+    "of a quotient": lambda n: math.trunc(n / 3 * 2.0) + math.floor(100 / (n + 1) * n),
+    "moved": lambda n: math.trunc(n * 0.3 - 9.7),
+    "root": lambda n: math.ceil(n**0.5) + round(n**0.5),
+    "power": lambda n: math.floor(n**0.75),
+    "limited": lambda n: math.trunc(torch.sym_min(n * 1.3, 1000.0)),
+    "nested": lambda n: math.trunc(math.trunc(n * 1.7) * 0.3) * 2 + n,
+}
+LARGE = (2**31 - 1, 2**31, 2**31 + 1, 10**12 + 7, 2**52 - 1, 2**52 + 1, 2**53 - 1, 2**53)
+
+
+def in_size_texts(expression: Any) -> Callable[[int], int]:
+    text = aotkit_functionalize.symbols._text(expression)
+    return lambda n: dims.evaluate(text, {"s0": n})
+
+
+def in_stored_guards(expression: Any) -> Callable[[int], int]:
+    tree = json.loads(json.dumps(guards.tree_of(expression, {"s0": "d0"})))
+    return lambda n: guards.evaluate(tree, {"d0": n})
+
+
+def in_computed_sizes(expression: Any) -> Callable[[int], int]:
+    sizes = ComputedSizes()
+    expr = sizes.convert(expression, str, lambda part: True)
+    symbol = IndexSymbol("s0", SymbolKind.SIZE)
+    return lambda n: expr.evaluate(with_computed(sizes.texts.items(), {symbol: n}))
+
+
+@pytest.mark.parametrize("language", [in_size_texts, in_stored_guards, in_computed_sizes])
+@pytest.mark.parametrize("name", FLOATS)
+def test_sizes_that_are_computed_with_floats_are_those_of_python(name: str, language: Callable[..., Any]) -> None:
+    function = FLOATS[name]
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    how = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    n = mode.from_tensor(torch.empty(13), symbolic_context=how, source=ConstantSource("x")).shape[0]
+    value = language(function(n).node.expr.subs(n.node.expr, sympy.Symbol("s0", integer=True, positive=True)))
+    for size in (*range(400), *range(1000, 10**6, 9973), *LARGE):
+        assert value(size) == function(size), size
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

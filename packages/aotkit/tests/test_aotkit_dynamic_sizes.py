@@ -98,6 +98,26 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
         lambda x: F.pad(x * x.new_ones(int((3 * x.shape[0]) ** 0.5)).sum(), (0, int(x.shape[0] ** 0.5))),
         rows(3),
     ),
+    "rounded parts": (
+        lambda x: (
+            F.pad(x * x.new_ones(int(x.shape[0] * 1.7)).sum(), (0, round(x.shape[0] / 4), 0, math.ceil(len(x) ** 0.5)))
+            + int(math.floor(x.shape[0] * 0.3) * 0.7) * round(x.shape[0] * 0.1)
+        ),
+        rows(3),
+    ),
+    "of two sizes": (
+        lambda x: x.new_ones(math.floor(x.shape[0] * (8.0 / min(x.shape[0] + 1, x.shape[1])))).sum() * x.sin(),
+        lambda n: (normal(n, n + 1),),
+    ),
+    "partly negative": (
+        lambda x: x * x.new_ones(int(x.shape[0] * 0.3 - 1.9) + 9).sum() + int(x.shape[0] * 0.3 - 1.9),
+        rows(3),
+    ),
+    "zoomed": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), lambda n: (normal(1, 2, n + 2, 8),)),
+    "zoomed and measured": (
+        lambda x: F.interpolate(x, scale_factor=(0.7, 1.3), mode="nearest", recompute_scale_factor=True).exp(),
+        lambda n: (normal(1, 2, n + 2, 8),),
+    ),
     "shrunk": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), lambda n: (normal(2, 2, n + 2, 8),)),
     "diagonal": (lambda x: x.diagonal() * 2, lambda n: (normal(n, n),)),
     "triangle": (lambda x: x.triu(1), rows(4)),
@@ -172,6 +192,45 @@ def test_every_kind_of_kernel_serves_every_size(name, unbacked, request):
 def test_what_torch_asks_of_a_size_of_which_nothing_is_known_is_refused_by_name(name):
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="depends on the elements of a tensor"):
         check(name, unbacked=True)
+
+
+@pytest.mark.covers("F5c.9")
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda n: int(n * 0.3 * 7.5),  # 26 for 12, where 2.25 * n is 27
+        lambda n: int(n * 0.1 + n * 0.2),
+        lambda n: int(n // 0.1),
+        lambda n: int(n * 0.7 * 1.3 + 0.1),
+    ],
+)
+def test_a_size_of_floats_that_torch_merges_is_refused_by_name(size):
+    compiled = torch.compile(lambda x: x.new_ones(size(x.shape[0])) * 2, backend="aotkit", dynamic=True)
+    with pytest.warns(aotkit.EagerFallback, match="a size depends on floats that torch merges"):
+        for rows in (7, 3, 12, 36, 100):  # without the small ones of one graph more
+            assert len(compiled(normal(rows, 2))) == size(rows)
+
+
+def test_floats_of_sizes_that_torch_merges_are_numbers_of_kernels():
+    def function(x):
+        return x * (x.shape[0] * 0.3 * 7.5) + x.new_ones(int(x.shape[0] * 0.75)).sum()
+
+    compiled = torch.compile(function, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for rows in (7, 4, 10):
+        torch.testing.assert_close(compiled(normal(rows, 2)), function(normal(rows, 2)))
+
+
+@pytest.mark.covers("F5c.9")
+def test_scaled_images_of_every_size_have_eagers_sizes():
+    compiled = torch.compile(
+        lambda x, y: (F.interpolate(x, scale_factor=0.7), F.interpolate(y, scale_factor=1.1)),
+        backend="aotkit", dynamic=True, options={"fallback": "error"},
+    )  # fmt: skip
+    for rows in range(2, 200, 3):
+        x, y = torch.ones(1, 1, rows, 4), torch.ones(1, rows, rows + 1)
+        found = compiled(x, y)
+        assert found[0].shape == F.interpolate(x, scale_factor=0.7).shape
+        assert found[1].shape == F.interpolate(y, scale_factor=1.1).shape
 
 
 @pytest.mark.covers("F5c.9")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections.abc import Callable
@@ -336,17 +337,18 @@ def test_guards_survive_json_and_are_installed_on_other_symbols() -> None:
     env, names = symbols(8, 6)
     a, b = names.values.values()
     facts = (a % 4 == 0, a > b, a // 2 + b * 3 < 100, torch.sym_max(a, b) != 7, a * a >= 9)
-    facts += (torch.sym_int((a * b) ** 0.5) == 6,)
+    facts += (torch.sym_int((a * b) ** 0.5) == 6, math.ceil(a * 0.7) >= 6, round(b / 4) <= 2, a * 0.3 > b * 0.1)
+    facts += (math.floor((a + b) ** 0.5 * 10) >= 37,)
     assert all(bool(fact) for fact in facts)
     guards = json.loads(json.dumps(guards_of(env, names)))
-    assert len(guards) >= 5
+    assert len(guards) >= 9
     others = ((12, 5), (6, 5), (8, 9), (160, 20))
     for sizes, holds in (((8, 6), True), ((12, 3), True), *((sizes, False) for sizes in others)):
         assert guards_hold(guards, dict(zip(names.values, sizes, strict=True))) is holds, sizes
     other, renamed = symbols(12, 3)
     before = len(other.guards)
     install_guards(guards, renamed.values)
-    assert len(other.guards) - before >= 5
+    assert len(other.guards) - before >= 9
     assert guards_of(other, renamed) == guards
     asked = mock.Mock(side_effect=evaluate)
     with mock.patch("aotkit.artifact.guards.evaluate", asked):

@@ -217,7 +217,8 @@ def function(x, n, table, flag=True, *, t=1.5):
     table["out"] = y
     if flag:
         y = y.sin() * t
-    return {"r": y, "l": [x.shape[0], "k", (y.sum(0),)]}, torch.arange(x.shape[0])
+    parts = x.new_ones(int(x.shape[0] * 0.7) + round(x.shape[0] ** 0.5))
+    return {"r": y, "l": [x.shape[0], "k", (y.sum(0),)]}, torch.arange(x.shape[0]), parts
 def arguments(rows):
     torch.manual_seed(rows)
     return torch.randn(rows, 4), 3, {"a": [torch.randn(4)], "w": torch.randn(4, 5, requires_grad=True)}

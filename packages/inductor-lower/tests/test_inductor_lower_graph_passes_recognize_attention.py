@@ -21,6 +21,7 @@ from aotkit_inductor_lower.graph_passes.attention_operands import read_operands
 from aotkit_inductor_lower.graph_passes.recognize_attention import recognize_attention
 from aotkit_inductor_lower.graph_passes.remove_noops import remove_noops
 from aotkit_inductor_lower.graph_passes.rewriting import drop_dead_nodes
+from aotkit_inductor_lower.graph_passes.turned_casts import copy_before_turning
 from aotkit_inductor_lower.ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
 
 aten = torch.ops.aten
@@ -581,3 +582,43 @@ def test_numbers_are_those_that_eager_has(function: Function, dtype: torch.dtype
     alone = make_fx(lambda *args: [function(*args)], decompositions(), tracing_mode="fake")(*given)
     (x,) = compile_graph(alone)(list(given))
     torch.testing.assert_close(x, want.detach(), rtol=0, atol=3e-2 if narrow else 2e-6, equal_nan=True)
+
+
+TURNED: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
+    "of a product": (lambda q, k: q.bfloat16() @ k.transpose(2, 3).bfloat16(), 1),
+    "to a wider type": (lambda q, k: q @ k.bfloat16().mT.float(), 1),
+    "of two products": (lambda q, k: (lambda t: (q.bfloat16() @ t, q.bfloat16() * 2 @ t))(k.mT.bfloat16()), 1),
+    "read besides": (lambda q, k: (lambda t: (q.bfloat16() @ t, t + 1))(k.mT.bfloat16()), 1),
+    "returned": (lambda q, k: (lambda t: (q.bfloat16() @ t, t))(k.mT.bfloat16()), 0),
+    "of heads with gaps": (lambda q, k: q.bfloat16() @ k[:, :, :1].expand(B, H, S, D).mT.bfloat16(), 0),
+    "of queries": (lambda q, k: k.mT.bfloat16().mT.contiguous() @ q.bfloat16().mT.contiguous(), 0),
+    "of other dimensions": (lambda q, k: q.bfloat16() @ k.transpose(1, 2).bfloat16().reshape(B, H, D, S), 0),
+    "to no type of attention": (lambda q, k: q.double() @ k.mT.double(), 0),
+    "of no product": (lambda q, k: k.mT.bfloat16() + 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_heads_that_are_turned_and_copied_to_another_type_are_copied_first(name: str) -> None:
+    """The results have the same bits, and lie in memory as before."""
+    function, count = TURNED[name]
+    q, k = torch.randn(B, H, S, D), torch.randn(B, S, H, D).transpose(1, 2)
+    gm = make_fx(function, decompositions(), tracing_mode="fake")(q, k)
+    assert copy_before_turning(gm.graph) == count
+    gm.graph.lint()
+    gm.recompile()
+    got, want = gm(q, k), function(q, k)
+    for x, y in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+        assert torch.equal(x, y) and x.stride() == y.stride()
+
+
+def test_attention_whose_keys_are_turned_before_they_are_copied_is_found_each_way() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q.bfloat16() @ k.mT.bfloat16() * 0.3).float()
+        return (scores.softmax(-1).bfloat16() @ v.bfloat16()).float()
+
+    gm = joint(attention, operands()[:3], (0, 1, 2))
+    assert recognize_attention(gm.graph, 100, lambda *_: True) == 1
+    drop_dead_nodes(gm.graph)
+    targets = {node.target for node in gm.graph.nodes}
+    assert {ATTENTION, ATTENTION_BACKWARD} <= targets and aten._softmax.default not in targets

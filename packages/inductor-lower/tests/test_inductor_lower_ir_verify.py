@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from aotkit_inductor_lower.errors import IRError
+from aotkit_inductor_lower.errors import IRError, IRSyntaxError
 from aotkit_inductor_lower.ir import LoopNest, Program
 from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.ir.verify import verify_nest, verify_program
 
 HEADER = """\
@@ -74,6 +77,20 @@ extern mm0: _ = aten.mm.default(t, u)
 alias a: h = t + 8
 """
     verify_program(program(steps))
+
+
+def test_sizes_that_the_host_computes_are_read_printed_and_checked() -> None:
+    text = HEADER.replace("input x\n", "size $c0 = trunc(1.7*float($s0))\nsize $c1 = max(-$c0 + 3, 0)\ninput x\n")
+    known = program("", header=text + "buffer z : float32[$c0, $c1] strides [$c1, 1] input on cpu\ninput z\n")
+    assert known.computed_sizes == (("c0", "trunc(1.7 * float($s0))"), ("c1", "max(-$c0 + 3, 0)"))
+    assert parse_program(print_program(known)) == known and known.size_symbols == ("s0", "c0", "c1")
+    verify_program(known)
+    with pytest.raises(IRError, match=r"\$c1 is computed of \$c0, which has no source before it"):
+        verify_program(replace(known, computed_sizes=known.computed_sizes[::-1]))
+    with pytest.raises(IRError, match="size symbol 'c0' appears twice"):
+        verify_program(replace(known, computed_sizes=(*known.computed_sizes, ("c0", "$s0"))))
+    with pytest.raises(IRSyntaxError, match="expected a symbol"):
+        program("", header=text.replace("1.7*float", "1.7*%%"))
 
 
 def test_a_nest_is_checked_on_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import subprocess
 import sys
@@ -117,6 +118,21 @@ def test_a_size_that_is_the_root_of_another_is_computed_in_the_kernel() -> None:
     for rows in (30, 36, 5):
         x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(1))
         assert_same(bound([x] if len(lowered.program.plan.inputs) == 1 else [rows, x]), image(x))
+
+
+def test_a_size_that_is_computed_with_floats_is_computed_by_the_host() -> None:
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        some = math.trunc(x.shape[0] * 0.7)  # 0.7 * 10 is 7.0 in floats, and less than 7 in truth
+        return (x[:some] * 2).t().contiguous(), x.new_ones(some).cumsum(0), F.softmax(x[: math.ceil(some / 7)], 0)
+
+    lowered = lower(parts, torch.randn(30, 3), mode="symbolic")
+    assert any("computed0" in kernel.source.text for kernel in kernels_of(lowered.program))
+    bound = bind_program(lowered.program, lowered.constants)
+    for rows in (30, 10, 20, 110, 3):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(1))
+        assert_same(bound([x] if len(lowered.program.plan.inputs) == 1 else [rows, x]), parts(x))
+    (name, text), *_ = lowered.program.plan.computed_sizes
+    assert (name, text) == ("computed0", f"trunc(0.7 * float(${lowered.program.plan.symbol_sources[0][0]}))")
 
 
 def test_equal_kernels_are_compiled_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
@@ -183,6 +185,25 @@ def test_a_size_that_is_a_root_is_checked(tmp_path: Path, serve: Callable[..., s
     calls = [([x], leaves(loaded(x))) for x in map(torch.ones, [(25, 3), (35, 3)])]
     assert all_right(2) in serve(path, calls)
     assert "a size is 36; the package was compiled for 25 to 35" in serve(path, [([torch.ones(36, 3)], calls[0][1])])
+
+
+class Rounded(nn.Module):
+    """Sizes that Python computes with floats, some of which would be others without rounding."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = x.shape[0]
+        scaled = F.interpolate(x[None, None], scale_factor=(1.7, 1.0))[0, 0] * 2
+        return scaled, x.new_ones(math.trunc(n * 0.7) + 1).cumsum(0), x.new_ones(round(n / 4) + math.ceil(n**0.5)) * 3
+
+
+def test_sizes_that_are_computed_with_floats(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path = tmp_path / "rounded.aotkit"
+    aotkit.aot_compile(Rounded(), (torch.randn(30, 3),), path, dynamic_shapes=({0: Dim.DYNAMIC},))
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(Rounded()(x))) for x in (torch.randn(rows, 3) for rows in (30, 2, 10, 20, 110, 34, 36))]
+    for inputs, wanted in calls:
+        assert all(map(torch.equal, leaves(loaded(*inputs)), wanted))
+    assert all_right(7) in serve(path, calls)
 
 
 class Images(nn.Module):

@@ -14,6 +14,7 @@ from aotkit_functionalize.tracing import below_functional_layer, has_data_mutati
 
 from . import _torch_compat as compat
 from .checkpointed_writes import HIDDEN_WRITERS, all_nodes, is_checkpoint, run_region
+from .float_orders import FloatOrders
 from .launches import checking_launches
 from .recorded_backwards import refusing_second_derivatives
 
@@ -152,6 +153,7 @@ class _Runner(torch.fx.Interpreter):
         super().__init__(graph)
         self.extra_traceback = False
         self.constants: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
+        self.float_orders = FloatOrders()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         result = super().run(*args, **kwargs)
@@ -179,6 +181,7 @@ class _Runner(torch.fx.Interpreter):
                 result = self._run_known(n)
             if "unbacked_bindings" in n.meta:
                 compat.rebind_sizes(n, result)
+            self.float_orders.follow(n, self.env, result)
             return result
         except Unsupported as refusal:
             raise refusal.at(n.meta.get("stack_trace")) from refusal.__cause__

@@ -4,10 +4,13 @@ This file is the same in every package that has it; the original is tools/shared
 each reader must pass.
 
 Note [Sizes as text]
-    The operators are those of Python, with its precedences: ``or  and  not  == != < <= > >=  + -  * // %  -x  **`` and
+    The operators are Python's, with its precedences: ``or  and  not  == != < <= > >=  + -  * // / %  -x  **`` and
     ``min(a, b)``, ``max(a, b)``, ``isqrt(a)``, the square root rounded down. A comparison has two sides. Atoms are
-    integers, floats (guards may hold some), ``True``, ``False`` and symbols: identifiers, maybe with a ``$`` or a ``%``
-    before them, which say of what kind the symbol is. Which of all this a reader takes is its own decision.
+    integers, floats, ``True``, ``False`` and symbols: identifiers, maybe with a ``$`` or a ``%`` before them, which say
+    of what kind the symbol is. Which of all this a reader takes is its own decision.
+
+    What a program computes with floats (see _float_sizes.py) is written with ``float(n)``, ``/``, ``sqrt(x)`` and
+    ``pow(x, y)``, and made an integer again by ``trunc``, ``floor``, ``ceil`` or ``round``, all of them Python's.
 
     A tree is an ``int``, a ``float``, a ``bool``, a ``str`` (a symbol) or a tuple of an operator and its operands:
     ``"s0*4 - 1"`` is ``("-", ("*", "s0", 4), 1)``. Negation is ``("neg", x)``, but for a number, which it makes
@@ -28,6 +31,7 @@ from typing import Any, TypeVar
 __all__ = [
     "FUNCTIONS",
     "OPERATIONS",
+    "ROUNDING",
     "SizeTextError",
     "Tree",
     "evaluate_tree",
@@ -105,6 +109,14 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "min": min,
         "max": max,
         "isqrt": math.isqrt,
+        "/": operator.truediv,
+        "float": float,
+        "sqrt": math.sqrt,
+        "pow": math.pow,
+        "trunc": math.trunc,
+        "floor": math.floor,
+        "ceil": math.ceil,
+        "round": round,
     }
 )
 """What the operators are for Python's numbers."""
@@ -131,18 +143,21 @@ def write_size(tree: Tree) -> str:
 _NOT, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER, _ATOM = 2, 3, 4, 5, 6, 7, 8
 _BINARY = {
     "or": 0, "and": 1, "==": _COMPARISON, "!=": _COMPARISON, "<": _COMPARISON, "<=": _COMPARISON, ">": _COMPARISON,
-    ">=": _COMPARISON, "+": _SUM, "-": _SUM, "*": _PRODUCT, "//": _PRODUCT, "%": _PRODUCT, "**": _POWER,
+    ">=": _COMPARISON, "+": _SUM, "-": _SUM, "*": _PRODUCT, "//": _PRODUCT, "/": _PRODUCT, "%": _PRODUCT,
+    "**": _POWER,
 }  # fmt: skip
 _OPERAND = re.compile(
     r"[ \t]*(?:(?P<float>\d+(?:\.\d*(?:e[+-]?\d+)?|e[+-]?\d+))|(?P<int>\d+)|(?P<name>[$%]?[A-Za-z_]\w*)"
     r"|(?P<sign>[-(]))",
     re.ASCII,
 )
-_OPERATOR = re.compile(r"[ \t]*(//|\*\*|[=!<>]=|[-+*%<>]|(?:and|or)\b)", re.ASCII)
+_OPERATOR = re.compile(r"[ \t]*(//|\*\*|[=!<>]=|[-+*/%<>]|(?:and|or)\b)", re.ASCII)
 _ANY_NUMBER = frozenset({"or", "and", "+", "*"})
 _CONSTANTS = {"True": True, "False": False}
 
-FUNCTIONS = frozenset({"min", "max", "isqrt"})
+ROUNDING = frozenset({"trunc", "floor", "ceil", "round"})
+"""What makes an integer of a float."""
+FUNCTIONS = frozenset({"min", "max", "isqrt", "float", "sqrt", "pow", *ROUNDING})
 """What is written as a call."""
 
 
@@ -167,7 +182,7 @@ class _Reader:
                 raise self.error("a comparison has two sides")
             self.position = found.end()
             right = self.read(_UNARY if sign == "**" else level + 1)
-            if sign in ("//", "%") and right == 0 and type(right) is int:
+            if sign in ("//", "/", "%") and right == 0 and type(right) is int:
                 raise SizeTextError("division by zero", found.end())
             joined = sign in _ANY_NUMBER and isinstance(left, tuple) and left[0] == sign
             left = (*left, right) if joined and isinstance(left, tuple) else (sign, left, right)
@@ -209,8 +224,9 @@ class _Reader:
         while self.take(","):
             operands.append(self.read(0))
         self.expect(")")
-        if (len(operands) == 1) != (name == "isqrt"):
-            raise self.error(f"{name} takes {'one operand' if name == 'isqrt' else 'two operands or more'}")
+        least, most = (2, None) if name in ("min", "max") else (2, 2) if name == "pow" else (1, 1)
+        if len(operands) < least or (most is not None and len(operands) > most):
+            raise self.error(f"{name} takes {('one operand', 'two operands')[least - 1]}{'' if most else ' or more'}")
         return (name, *operands)
 
     def skip_blanks(self) -> None:

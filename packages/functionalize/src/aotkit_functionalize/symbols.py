@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._whole_root import under_whole_root
+from ._float_sizes import rounded_float, under_whole_root
 from .errors import Unsupported
 from .records import Dim, SymbolBinding, TensorMeta
 
@@ -15,7 +15,8 @@ __all__ = ["bind_symbols", "dim", "dims", "is_symbolic", "tensor_meta", "used_sy
 
 
 def dim(size: int | torch.SymInt) -> Dim:
-    """``size`` as an int, or as the text of its expression (Python syntax: ``// % min max isqrt``)."""
+    """``size`` as an int, or as the text of its expression (Python syntax: ``// % min max isqrt``, and ``float / sqrt
+    pow trunc floor ceil round`` where floats are rounded)."""
     if isinstance(size, int):
         return int(size)
     expr = size.node.expr
@@ -115,11 +116,32 @@ def _render(expr: Any) -> tuple[str, int]:
     whole = _rounded_quotient(expr)
     if whole is not None:
         return _render(whole)
+    with_floats = rounded_float(expr, _as_operand)
+    if with_floats is not None:
+        return _call_text(with_floats), _ATOM
     raise Unsupported(
         f"a size is {expr}",
-        f"{name} has no form in the metadata, which knows + - * // % min, max and isqrt over integers",
+        f"{name} has no form in the metadata, which knows + - * // % min, max and isqrt over integers, and of floats "
+        "what Python computes in one order",
         "Compute the size with these, or compile with static shapes",
     )
+
+
+def _as_operand(expr: Any) -> str:
+    """An expression over integers, among floats."""
+    if expr.is_integer is not True:
+        raise Unsupported(f"a size depends on {expr}", "that is a float", "Compute the size with integers")
+    return _wrap(expr, _ATOM)
+
+
+def _call_text(tree: Any) -> str:
+    """The text of a tree of floats, whose operands are numbers and texts, all of it in parentheses."""
+    if not isinstance(tree, tuple):
+        return repr(tree) if isinstance(tree, float) else str(tree)
+    sign, *operands = [tree[0], *map(_call_text, tree[1:])]
+    if sign in ("+", "*", "/"):
+        return f"({f' {sign} '.join(operands)})"
+    return f"{sign}({', '.join(operands)})"
 
 
 def _rounded_quotient(expr: Any) -> Any:

@@ -21,7 +21,8 @@ from .wrap import from_functional
 
 __all__ = ["bind_unbacked_symbols", "unbacked_symbols"]
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # not the exponent of 1e-05
+_FUNCTIONS = {"min", "max", "isqrt", "float", "sqrt", "pow", "trunc", "floor", "ceil", "round"}
 
 
 def unbacked_symbols(
@@ -34,7 +35,7 @@ def unbacked_symbols(
     for view in (o.view for o in outputs if o.view is not None):
         dims += [*view.sizes, *view.strides, view.offset_delta]
     names = {name for text in dims if isinstance(text, str) for name in _NAME.findall(text)}
-    return names - {"min", "max", "isqrt"} - {binding.name for binding in told}
+    return names - _FUNCTIONS - {binding.name for binding in told}
 
 
 def bind_unbacked_symbols(

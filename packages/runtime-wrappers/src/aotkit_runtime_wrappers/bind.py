@@ -85,7 +85,7 @@ _RUNTIME: dict[str, Any] = {
     "_wrong_count": wrong_count,
     "_write_late": write_late,
     "_zero_tangent": zero_tangent,
-    "isqrt": math.isqrt,
+    **{name: getattr(math, name) for name in ("ceil", "floor", "isqrt", "pow", "sqrt", "trunc")},
 }
 
 

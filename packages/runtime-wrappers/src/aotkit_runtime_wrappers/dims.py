@@ -6,19 +6,31 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ._size_text import OPERATIONS, SizeTextError, Tree, evaluate_tree, parse_size, symbols_in, write_size
+from ._size_text import (
+    FUNCTIONS,
+    OPERATIONS,
+    ROUNDING,
+    SizeTextError,
+    Tree,
+    evaluate_tree,
+    parse_size,
+    symbols_in,
+    write_size,
+)
 from .contract import Dim
 from .errors import PlanError
 
+_INTEGERS = ("+", "-", "*", "//", "%", "neg", "min", "max", "isqrt", *ROUNDING)
+_FLOATS = frozenset({"+", "-", "*", "/", "neg", "min", "max", "float", "sqrt", "pow"})  # under one of ROUNDING
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: OPERATIONS[name] for name in ("+", "-", "*", "//", "%", "neg")},
+    **{name: OPERATIONS[name] for name in (*_INTEGERS, *_FLOATS)},
     "**": lambda base, exponent: int(base**exponent),
-    "min": lambda *values: int(min(values)),
-    "max": lambda *values: int(max(values)),
-    "isqrt": OPERATIONS["isqrt"],
 }
 # Locals of emitted code (see emit.py); a symbol of such a name would overwrite one.
-_RESERVED = re.compile(r"^(_.*|(in|base|fw|out|tg)\d+|args|box|result|grads|grad|ctx|run|torch|min|max|isqrt)$")
+_RESERVED = re.compile(
+    r"^(_.*|(in|base|fw|out|tg)\d+|args|box|result|grads|grad|ctx|run|torch|"
+    f"{'|'.join(sorted(FUNCTIONS))})$"
+)
 
 
 def check_symbol_name(name: str) -> None:
@@ -64,17 +76,21 @@ def _parse(text: str) -> Tree:
     return tree
 
 
-def _check(tree: Tree, text: str) -> None:
-    """The text may come from a file: nothing but integers, names, arithmetic and functions of these gets through."""
+def _check(tree: Tree, text: str, of_floats: bool = False) -> None:
+    """The text may come from a file: nothing but integers, names, arithmetic and functions of these gets through, and
+    floats only where they are rounded to integers."""
     if isinstance(tree, str):
         check_symbol_name(tree)
-    elif isinstance(tree, tuple) and tree[0] in _OPERATIONS:
+    elif isinstance(tree, tuple) and tree[0] in (_FLOATS if of_floats else (*_INTEGERS, "**")):
+        inside = tree[0] in ROUNDING or (of_floats and tree[0] != "float")
         for operand in tree[1:]:
-            _check(operand, text)
-    elif type(tree) is not int:
+            _check(operand, text, inside)
+    elif of_floats and isinstance(tree, tuple):
+        _check(tree, text)
+    elif type(tree) is not int and not (of_floats and type(tree) is float):
         raise PlanError(
             f"{write_size(tree)!r} in the size expression {text!r} is not supported; "
-            "write it with integers, symbols, + - * // % **, min, max and isqrt"
+            "write it with integers, symbols, + - * // % **, min, max and isqrt, and floats that are rounded"
         )
 
 

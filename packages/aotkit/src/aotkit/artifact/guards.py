@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -22,8 +23,8 @@ import torch
 
 from aotkit_cache import Uncacheable
 
+from .._float_sizes import float_tree, rounded_float, under_whole_root
 from .._size_text import OPERATIONS, Tree, evaluate_tree
-from .._whole_root import under_whole_root
 
 __all__ = ["Names", "evaluate", "guards_hold", "guards_of", "install_guards", "ranges_of", "tree_of"]
 
@@ -69,6 +70,7 @@ _PLAIN = {
     "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">",
     "GreaterThan": ">=", "Not": "not", "And": "and", "Or": "or",
 }  # fmt: skip
+_FLOATS = frozenset(("Add", "Mul", "ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn_sqrt"))
 
 
 def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
@@ -89,7 +91,12 @@ def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
     square = under_whole_root(expr)
     if square is not None:
         return ["isqrt", tree_of(square, names)]
-    if kind not in _PLAIN:
+    with_floats = rounded_float(expr, lambda inside: tree_of(inside, names))
+    if kind in _FLOATS and expr.is_integer is not True:
+        with_floats = float_tree(expr, lambda inside: tree_of(inside, names))
+    if with_floats is not None:
+        return with_floats
+    if kind not in _PLAIN or (kind in _FLOATS and expr.is_integer is not True):
         raise Uncacheable(f"a size is the expression {expr}, in which {kind} has no stored form")
     return [_PLAIN[kind], *(tree_of(arg, names) for arg in expr.args)]
 
@@ -164,8 +171,10 @@ def _whole_root(value: Any) -> Any:
     return math.isqrt(value) if isinstance(value, int) else torch.sym_int(value**0.5)
 
 
+# As OPERATIONS, and of SymInts and SymFloats what gives the same expressions again.
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **OPERATIONS, "max": _largest, "min": _smallest, "isqrt": _whole_root,
+    "float": torch.sym_float, "sqrt": torch.sym_sqrt, "pow": operator.pow, "trunc": torch.sym_int,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@
 namespace aotkit {
 namespace {
 
-constexpr int64_t FORMAT = 5;  // of launch plans
+constexpr int64_t FORMAT = 6;  // of launch plans
 constexpr int64_t ALIGNMENT = 64, LARGE = 8 << 20, HUGE_PAGE = 1 << 21;
 constexpr size_t KEPT_FRAMES = 64;
 
@@ -125,6 +125,11 @@ void Program::read_buffers(const Json &plan) {
     if (kind == kinds.end()) unsupported("a size is read as " + symbol.at(2).text());
     symbols_[symbol.at(size_t(0)).text()] = sources_.size();
     sources_.push_back({kind->second, static_cast<size_t>(symbol.at(1).whole()), symbol.at(3).whole()});
+  }
+  for (const Json &size : plan.at("computed").list()) {
+    const std::string &name = size.at(size_t(0)).text();
+    symbols_[name] = sources_.size() + computed_.size();
+    computed_.emplace_back(name, size.at(1));
   }
   for (const Json &row : plan.at("buffers").list()) {
     const std::string &name = row.at(size_t(0)).text();
@@ -397,6 +402,14 @@ Values Program::sizes_of(const std::vector<Value> &arguments) const {
       case Source::Size: values.push_back(given.toTensor().size(source.dim)); break;
       case Source::Stride: values.push_back(given.toTensor().stride(source.dim)); break;
     }
+  }
+  if (computed_.empty()) return values;
+  std::unordered_map<std::string, int64_t> known;
+  for (const auto &symbol : symbols_)
+    if (symbol.second < values.size()) known.emplace("$" + symbol.first, values[symbol.second]);
+  for (const auto &size : computed_) {
+    values.push_back(computed_size(size.second, known));
+    known.emplace("$" + size.first, values.back());
   }
   return values;
 }

@@ -114,6 +114,7 @@ class Program {
   std::vector<Extern> externs_;
   std::vector<FixUp> fix_ups_;
   std::vector<Source> sources_;
+  std::vector<std::pair<std::string, Json>> computed_;  // sizes that are computed with floats, after those of sources_
   Names symbols_;
   std::unordered_map<std::string, at::Tensor> constants_;
   std::unordered_map<std::string, std::string> lines_;  // of kernels, in the user's program

@@ -14,7 +14,7 @@ int64_t floor_div(int64_t a, int64_t b) {
 
 int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
 
-// The square root, rounded down, of a size below 2^50: see _whole_root.py.
+// The square root, rounded down, of a size below 2^50: see _float_sizes.py.
 static int64_t root(int64_t size) { return static_cast<int64_t>(std::sqrt(static_cast<double>(std::max<int64_t>(size, 0)))); }
 
 Expr Expr::read(const Json &json, const Names &names) {
@@ -120,6 +120,15 @@ double evaluate_tree(const Json &tree, const std::unordered_map<std::string, int
   if (name == "not") return !v[0];
   if (name == "neg") return -v[0];
   if (name == "isqrt") return std::floor(std::sqrt(std::max(v[0], 0.0)));
+  // As Python's floats: each operation is rounded by itself.
+  if (name == "float") return v[0];
+  if (name == "sqrt") return std::sqrt(v[0]);
+  if (name == "trunc") return std::trunc(v[0]);
+  if (name == "floor") return std::floor(v[0]);
+  if (name == "ceil") return std::ceil(v[0]);
+  if (name == "round") return std::nearbyint(v[0]);  // halves to even numbers
+  if (two && name == "pow") return std::pow(v[0], v[1]);
+  if (two && name == "/") return v[0] / v[1];
   if (two && name == "-") return v[0] - v[1];
   if (two && name == "//") return std::floor(v[0] / v[1]);
   if (two && name == "%") return v[0] - std::floor(v[0] / v[1]) * v[1];
@@ -130,6 +139,16 @@ double evaluate_tree(const Json &tree, const std::unordered_map<std::string, int
   if (two && name == ">") return v[0] > v[1];
   if (two && name == ">=") return v[0] >= v[1];
   unsupported("a size is computed by " + name);
+}
+
+int64_t computed_size(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols) {
+  constexpr double most = 9007199254740992.0;  // 2^53
+  for (const auto &symbol : symbols)
+    if (std::fabs(static_cast<double>(symbol.second)) > most)
+      throw Error(AOTKIT_BAD_ARGUMENT, "a size is computed with floats of a number above 2^53");
+  const double value = evaluate_tree(tree, symbols);
+  if (!(std::fabs(value) <= most)) throw Error(AOTKIT_BAD_ARGUMENT, "a size that is computed with floats is no number, or above 2^53");
+  return static_cast<int64_t>(value);
 }
 
 }  // namespace aotkit

@@ -49,6 +49,7 @@ from .node_facts import before_writes, escaping_nodes, same_tensor_type
 from .patterns import emit
 from .replace import replace_node, views_of
 from .rewriting import rewriting
+from .turned_casts import copy_before_turning
 
 __all__ = ["JOINT_PASS", "PASS", "has_attention", "recognize_attention"]
 
@@ -67,6 +68,7 @@ def recognize_attention(graph: Graph, fuel: int, takes: Takes, *, bodies: bool =
     keys that are too far back by where they are, and caps scores."""
     found = 0
     share_sizes(graph)
+    copy_before_turning(graph)
     escaping, early = escaping_nodes(graph), before_writes(graph)
     copies = {node for node in early if node.target is aten.clone.default} - escaping
     for node in early:

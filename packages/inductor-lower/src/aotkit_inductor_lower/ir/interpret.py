@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import IRError
 from ..ops.dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
 from ..ops.fixups import FIX_UPS
-from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr, with_computed
 from .grid import index_grid
 from .nodes import (
     Alias,
@@ -268,7 +268,7 @@ def _bind_sizes(program: Program, inputs: Sequence[Input]) -> dict[Symbol, int]:
         else:
             value = given if kind == "int" else max(given if kind == "above" else -given, 0)
         env[Symbol(name, SymbolKind.SIZE)] = int(value)
-    return env
+    return with_computed(program.computed_sizes, env)
 
 
 _STEPS: dict[type[Step], Callable[..., None]] = {

@@ -350,6 +350,8 @@ class Program:
     (prefixed with ``$``). ``outputs``: per graph output a buffer, an integer expression, or ``None``.
     ``symbol_sources``: for each SIZE symbol (input position, ``"int"`` or ``"size"`` or ``"stride"``, dimension), and
         ``"above"`` and ``"below"``: by how much an integer is above and below 0.
+    ``computed_sizes``: SIZE symbols that the host computes with floats, each of a text over those before it (see
+        Note [Sizes as text]).
     """
 
     name: str
@@ -358,6 +360,12 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[BufferRef | SymInput | None, ...]
     symbol_sources: tuple[tuple[str, int, str, int], ...] = ()
+    computed_sizes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def size_symbols(self) -> tuple[str, ...]:
+        """The names of all SIZE symbols, in the order in which they get their values."""
+        return (*(source[0] for source in self.symbol_sources), *(name for name, _ in self.computed_sizes))
 
     def buffer(self, name: str) -> Buffer:
         """The declaration of a buffer. Raises ``KeyError`` if there is none."""

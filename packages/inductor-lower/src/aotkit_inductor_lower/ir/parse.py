@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..symbolic.text import scan_expr
+from .._size_text import SizeTextError, scan_size, write_size
+from ..symbolic.text import ScanError, scan_expr
 from .nodes import (
     PRECISIONS,
     Alias,
@@ -62,12 +63,15 @@ class _Parser(InstrParser):
         name = self.name()
         self.finish_line()
         sources: list[tuple[str, int, str, int]] = []
+        computed: list[tuple[str, str]] = []
         inputs: list[str] = []
         buffers: list[Buffer] = []
         steps: list[Step] = []
         while not self.take_word("return"):
             if self.take_word("symbol"):
                 sources.append(self.symbol_source())
+            elif self.take_word("size"):
+                computed.append(self.computed_size())
             elif self.take_word("input"):
                 inputs.append(("$" if self.scan.take("$") else "") + self.name())
                 self.finish_line()
@@ -81,7 +85,9 @@ class _Parser(InstrParser):
                 self.scan.expect(",")
             outputs.append(self.output())
         self.finish_line()
-        return Program(name, tuple(inputs), tuple(buffers), tuple(steps), tuple(outputs), tuple(sources))
+        return Program(
+            name, tuple(inputs), tuple(buffers), tuple(steps), tuple(outputs), tuple(sources), tuple(computed)
+        )
 
     def symbol_source(self) -> tuple[str, int, str, int]:
         self.scan.expect("$")
@@ -91,6 +97,17 @@ class _Parser(InstrParser):
         source = (name, self.integer(), self.name(), self.integer())
         self.finish_line()
         return source
+
+    def computed_size(self) -> tuple[str, str]:
+        self.scan.expect("$")
+        name = self.name()
+        self.scan.expect("=")
+        try:
+            tree, self.scan.position = scan_size(self.scan.text, self.scan.position)
+        except SizeTextError as error:
+            raise ScanError(error.message, error.position) from None
+        self.finish_line()
+        return name, write_size(tree)
 
     def buffer(self) -> Buffer:
         name = self.name()

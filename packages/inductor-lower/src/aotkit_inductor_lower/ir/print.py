@@ -85,6 +85,7 @@ def print_program(program: Program, *, origins: bool = True) -> str:
     lines = [f"aotkit-ir {IR_TEXT_VERSION}", f"program {name_text(program.name)}"]
     for name, position, kind, dim in program.symbol_sources:
         lines.append(f"symbol ${name_text(name)} = input {position} {name_text(kind)} {dim}")
+    lines.extend(f"size ${name_text(name)} = {text}" for name, text in program.computed_sizes)
     lines.extend(f"input {input_text(name)}" for name in program.inputs)
     lines.extend(_buffer_line(buffer) for buffer in program.buffers)
     for step in program.steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from .._size_text import parse_size, symbols_in
 from ..errors import IRError
 from ..symbolic import Expr, SymbolKind
 from .in_place import may_write_over
@@ -50,7 +51,7 @@ class _ProgramChecker:
         self.program = program
         self.size_minimum = size_minimum
         self.buffers = buffers_of(program)
-        self.symbols = {name for name, *_ in program.symbol_sources}
+        self.symbols = set(program.size_symbols)
         self.defined = {b.name for b in program.buffers if b.kind in _ALWAYS_DEFINED}
         self.memory = {b.name: b.name for b in program.buffers}  # buffer -> the one that owns its memory
         self.scratch_owner: dict[str, str] = {}
@@ -65,7 +66,7 @@ class _ProgramChecker:
         self.check_unique((b.name for b in p.buffers), "buffer")
         self.check_unique((s.name for s in p.steps), "step")
         self.check_unique(p.inputs, "input")
-        self.check_unique((name for name, *_ in p.symbol_sources), "size symbol")
+        self.check_unique(p.size_symbols, "size symbol")
         self.check_inputs()
         self.check_sources()
         for buffer in p.buffers:
@@ -110,6 +111,13 @@ class _ProgramChecker:
                 raise self.fail(f"${name} comes from the {kind} of input {position}, which is {source}")
             if kind not in _INTEGERS and not 0 <= dim < len(self.buffers[source].sizes):
                 raise self.fail(f"${name} comes from {kind} {dim} of {source}, which has fewer dimensions")
+
+        known = {f"${name}" for name, *_ in self.program.symbol_sources}
+        for name, text in self.program.computed_sizes:
+            unknown = sorted(symbols_in(parse_size(text)) - known)
+            if unknown:
+                raise self.fail(f"${name} is computed of {unknown[0]}, which has no source before it")
+            known.add(f"${name}")
 
     def check_declaration(self, buffer: Buffer) -> None:
         if len(buffer.sizes) != len(buffer.strides):

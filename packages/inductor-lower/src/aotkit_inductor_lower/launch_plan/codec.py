@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from .._size_text import parse_size, write_size
 from ..ir.arguments import Arg, BufferRef, Literal, Origin, SymInput
 from ..symbolic import Call, Expr, Symbol, SymbolKind
 from .records import (
@@ -29,7 +30,7 @@ from .records import (
 __all__ = ["compiled_from_json", "compiled_from_raw", "compiled_to_json", "compiled_to_raw", "plan_from_json"]
 __all__ += ["plan_to_json"]
 
-FORMAT = 5
+FORMAT = 6
 Json = Any  # what json.loads gives
 
 
@@ -109,6 +110,7 @@ def _plan_out(plan: LaunchPlan) -> Json:
         "arena": [[a.buffer, a.first, a.last, a.reuses] for a in plan.arena],
         "steps": [_step_out(step) for step in plan.steps],
         "symbols": [list(source) for source in plan.symbol_sources],
+        "computed": [[name, parse_size(text)] for name, text in plan.computed_sizes],
     }
 
 
@@ -125,6 +127,7 @@ def _plan_in(data: Json) -> LaunchPlan:
         tuple(ArenaBuffer(*entry) for entry in data["arena"]),
         tuple(_STEPS_IN[kind](*fields) for kind, *fields in data["steps"]),
         tuple((name, position, kind, dim) for name, position, kind, dim in data["symbols"]),
+        tuple((name, write_size(tree)) for name, tree in data["computed"]),
     )
 
 

@@ -128,7 +128,8 @@ PlanStep = Allocate | CallSegment | CallExtern | View | ReuseBuffer | Free | Ret
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything a call does. ``slots``: frame entries in order, buffer names or ``$symbol``."""
+    """Everything a call does. ``slots``: frame entries in order, buffer names or ``$symbol``. ``symbol_sources`` and
+    ``computed_sizes``: as of a :class:`..ir.Program`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -137,6 +138,12 @@ class LaunchPlan:
     arena: tuple[ArenaBuffer, ...]
     steps: tuple[PlanStep, ...]
     symbol_sources: tuple[tuple[str, int, str, int], ...] = ()
+    computed_sizes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def size_symbols(self) -> tuple[str, ...]:
+        """The names of all SIZE symbols, in the order in which they get their values."""
+        return (*(source[0] for source in self.symbol_sources), *(name for name, _ in self.computed_sizes))
 
     def buffer(self, name: str) -> PlannedBuffer:
         """The declaration of a buffer. Raises ``KeyError`` if there is none."""

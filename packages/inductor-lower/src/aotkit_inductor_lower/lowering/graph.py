@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.fx import GraphModule, Node
 
+from .._size_text import parse_size, symbols_in
 from ..errors import Fallback, UnsupportedGraphError
 from ..ir import BufferKind, BufferRef, Program, SymInput
 from ..ops.aten import library_reason
@@ -111,8 +113,10 @@ def lower_graph(
             outputs = _outputs(ctx, node)
         else:
             raise ctx.unsupported(node, f"graph nodes of kind {node.op} are not lowered; trace the graph with make_fx")
-    _check_sources(ctx, sources)
-    return Program(name, tuple(inputs), tuple(ctx.buffers.values()), tuple(ctx.steps), outputs, tuple(sources.values()))
+    computed = _computed_sizes(ctx, sources)
+    _check_sources(ctx, {*sources, *dict(computed)})
+    declared = tuple(ctx.buffers.values())
+    return Program(name, tuple(inputs), declared, tuple(ctx.steps), outputs, tuple(sources.values()), computed)
 
 
 def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
@@ -294,7 +298,19 @@ def _escaping(ctx: LoweringContext, view: View, node: Node) -> str:
     return name
 
 
-def _check_sources(ctx: LoweringContext, sources: dict[str, tuple[str, int, str, int]]) -> None:
+def _computed_sizes(
+    ctx: LoweringContext, sources: Mapping[str, tuple[str, int, str, int]]
+) -> tuple[tuple[str, str], ...]:
+    """The sizes that the host computes: those that are no input's own, and whose own symbols have values."""
+    known, found = {f"${name}" for name in sources}, []
+    for name, text in ctx.sizes.computed.texts.items():
+        if name not in sources and symbols_in(parse_size(text)) <= known:
+            known.add(f"${name}")
+            found.append((name, text))
+    return tuple(found)
+
+
+def _check_sources(ctx: LoweringContext, sources: Collection[str]) -> None:
     for buffer in ctx.buffers.values():
         for expr in (*buffer.sizes, *buffer.strides):
             for symbol in expr.symbols:

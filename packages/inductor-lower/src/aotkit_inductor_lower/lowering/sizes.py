@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..errors import UnsupportedGraphError
-from ..symbolic import Expr, SymbolKind, UnsupportedExpression, from_symint, sym, to_expr
+from ..symbolic import ComputedSizes, Expr, SymbolKind, UnsupportedExpression, sym, to_expr
 
 if TYPE_CHECKING:
     import sympy
@@ -25,14 +25,15 @@ class SizeConverter:
     def __init__(self) -> None:
         self._symbolic: dict[sympy.Expr, Expr] = {}
         self._ints: dict[int, Expr] = {}
-        self._sizes: set[sympy.Symbol] = set()
+        self._sizes: set[sympy.Expr] = set()
+        self.computed = ComputedSizes()
 
     def note_sizes(self, values: Iterable[object]) -> None:
         """Integers that are the size of a tensor among ``values`` are not negative, whatever else is known of them."""
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 for size in (*value.shape, *value.stride()):
-                    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    if isinstance(size, torch.SymInt):
                         self._sizes.add(size.node.expr)
 
     def expr(self, size: int | torch.SymInt) -> Expr:
@@ -68,9 +69,13 @@ class SizeConverter:
             return above - below if may_be_above else -below
 
         try:
-            return from_symint(expression, name_of)
+            return self.computed.convert(expression, name_of, lambda part: self._signed(part, size))
         except UnsupportedExpression as error:
             raise UnsupportedGraphError(f"the size {expression}", str(error)) from error
+
+    def _signed(self, part: sympy.Expr, size: torch.SymInt) -> bool:
+        """Whether it may be negative: it is no tensor's size, and the ranges of its symbols do not exclude it."""
+        return part not in self._sizes and not bool(size.node.shape_env.bound_sympy(part).lower >= 0)
 
 
 def _is_one(size: torch.SymInt) -> bool:

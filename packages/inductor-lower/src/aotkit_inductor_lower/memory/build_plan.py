@@ -62,6 +62,7 @@ def build_plan(
         tuple(ArenaBuffer(name, *lives[name], reuses.get(name, "")) for name in storage.classes if name in lives),
         tuple(with_frees(program.inputs, steps, storage, lifetimes.last_steps)),
         program.symbol_sources,
+        program.computed_sizes,
     )
 
 

@@ -117,7 +117,7 @@ def _bound(
         lease=pool.lease,
         lease_block=pool.lease_block,
         give_back=pool.give_back,
-        isqrt=math.isqrt,
+        **{name: getattr(math, name) for name in ("ceil", "floor", "isqrt", "pow", "sqrt", "trunc")},
         give_back_block=pool.arenas.give_back,
         empty=guarded_empty if redzones else loaded.empty,
         empty_large=guarded_empty if redzones else loaded.empty_large or loaded.empty,

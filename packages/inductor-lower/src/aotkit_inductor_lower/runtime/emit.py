@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._size_text import fold, parse_size, write_size
 from ..ir.arguments import Arg, BufferRef, Literal, SymInput
 from ..launch_plan.loaded import Loaded
 from ..launch_plan.records import (
@@ -121,9 +122,12 @@ class PlanEmitter:
                 self.lines.append(f"s_{_safe(symbol)} = {names[position]}.{kind}({dim})")
             elif names[position] != f"s_{_safe(symbol)}":
                 self.lines.append(f"s_{_safe(symbol)} = {names[position]}")
+        for symbol, text in self.plan.computed_sizes:
+            tree = fold(parse_size(text), lambda name: f"s_{_safe(name[1:])}", lambda sign, operands: (sign, *operands))
+            self.lines.append(f"s_{_safe(symbol)} = {write_size(tree)}")
         if not self.uses_frame:
             return
-        self.sizes = ", ".join(f"s_{_safe(name)}" for name, *_ in self.plan.symbol_sources)
+        self.sizes = ", ".join(f"s_{_safe(name)}" for name in self.plan.size_symbols)
         if not self.own_frames:
             self.lines.append(f"block, frame = lease_block({self.sizes})")
         elif self.sizes:

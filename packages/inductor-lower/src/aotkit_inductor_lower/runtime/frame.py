@@ -123,7 +123,7 @@ class FramePool:
         self.plan, self.constants, self.wanted = plan, constants, tuple(wanted)
         self.buffers = {b.name: b for b in plan.buffers}
         self.arenas, self._key = arenas, object()
-        self._symbols = [Symbol(name, SymbolKind.SIZE) for name, *_ in plan.symbol_sources]
+        self._symbols = [Symbol(name, SymbolKind.SIZE) for name in plan.size_symbols]
         self._layouts: dict[tuple[int, ...], tuple[dict[str, int], int]] = {}
         self._lock = threading.Lock()
         self.own = not plan.arena or (not self._symbols and self.layout(())[1] <= SMALL_ARENA)

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InputMismatchError
 from ..launch_plan import CompiledProgram, LaunchPlan
-from ..symbolic import Expr, Symbol, SymbolKind
+from ..symbolic import Expr, Symbol, SymbolKind, with_computed
 
 __all__ = ["input_check"]
 
@@ -78,6 +78,7 @@ def _check_varying(plan: LaunchPlan, args: list[Any], varying: list[_Varying]) -
         else:
             value = arg if kind == "int" else max(arg if kind == "above" else -arg, 0)
         env[Symbol(symbol, SymbolKind.SIZE)] = value
+    env = with_computed(plan.computed_sizes, env)
     for position, name, *exprs in varying:
         arg = args[position]
         if not isinstance(arg, torch.Tensor):

@@ -1,5 +1,6 @@
 """Integer index expressions and what can be proven about them."""
 
+from .computed import ComputedSizes, with_computed
 from .expr import Call, Expr, Symbol, SymbolKind, build_call, floordiv, isqrt, mod, smax, smin, sym, to_expr
 from .ranges import Bounds, Ranges, bounds, estimate, prove_le, prove_lt, prove_nonnegative
 from .simplify import contiguous_strides, has_calls, product, reshape_indices, simplify, strides_of
@@ -8,6 +9,7 @@ from .sympy_bridge import UnsupportedExpression, from_symint
 __all__ = [
     "Bounds",
     "Call",
+    "ComputedSizes",
     "Expr",
     "Ranges",
     "Symbol",
@@ -33,4 +35,5 @@ __all__ = [
     "strides_of",
     "sym",
     "to_expr",
+    "with_computed",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .._whole_root import under_whole_root
+from .._float_sizes import under_whole_root
 from .expr import Expr, SymbolKind, floordiv, isqrt, mod, smax, smin, sym, to_expr
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def kernel_timer(device: str, program: Program) -> Timer:
 
 def assumed_sizes(program: Program) -> dict[str, int]:
     """What the sizes of a program count as."""
-    return dict.fromkeys((name for name, *_ in program.symbol_sources), SIZE_HINT)
+    return dict.fromkeys(program.size_symbols, SIZE_HINT)
 
 
 def product_times(
