@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -435,3 +436,29 @@ def test_a_level_that_this_processor_lacks_is_refused(tmp_path: Path, monkeypatc
     torch._dynamo.reset()
     with pytest.raises(Exception, match=r"CompileError: .*can't run code for x86-64-amx"):
         torch.compile(layer, backend=aotkit.make_backend(options))(x)
+
+
+class WithBuffer(nn.Module):
+    """Adds a buffer to parts of its argument."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(x.resolve_conj()) + torch.view_as_real(self.held.resolve_conj() + 0j)
+
+
+@pytest.mark.parametrize("lazy", [lambda z: z.conj(), lambda z: z.conj().imag], ids=["conjugated", "negated"])
+def test_lazy_weights_and_arguments_are_refused_by_name(
+    lazy: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    plain, held = torch.randn(4, dtype=torch.complex64), lazy(torch.randn(4, dtype=torch.complex64))
+    with pytest.raises(aotkit.PackageError, match="weight held is lazily conjugated or negated"):
+        aotkit.aot_compile(WithBuffer(held), (plain,), tmp_path / "file")
+    with pytest.raises(aotkit.PackageError, match=r"argument (x|input) is lazily conjugated or negated"):
+        aotkit.aot_compile(nn.Softplus() if held.is_neg() else WithBuffer(plain), (held,), tmp_path / "file")
+    path = aotkit.aot_compile(WithBuffer(held.resolve_conj().resolve_neg()), (plain,), tmp_path / "file")
+    loaded = aotkit.load(path)
+    for given in (plain, plain.conj()):
+        torch.testing.assert_close(loaded(given), WithBuffer(held)(given))

@@ -159,7 +159,19 @@ def _inputs(program: ExportedProgram) -> list[_Input]:
             found.append(_Input(node.name, fake, example, None))
         else:
             raise PackageError(f"the program takes {spec.kind.name.lower()} {node.name}, which can't be packed")
+    for entry in found:
+        _refuse_lazy(entry)
     return _tied(found)
+
+
+def _refuse_lazy(entry: _Input) -> None:
+    """A file has elements, and a package's caller gives memory: neither has the bits of a lazy tensor."""
+    if any(isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg()) for x in (entry.fake, entry.example)):
+        what = f"argument {entry.name}" if entry.weight is None else f"weight {entry.weight}"
+        raise PackageError(
+            f"the {what} is lazily conjugated or negated, which a package can't keep; "
+            "give resolve_conj().resolve_neg() of it"
+        )
 
 
 def _device_of(inputs: Sequence[_Input]) -> torch.device:
