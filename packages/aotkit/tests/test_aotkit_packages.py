@@ -449,16 +449,23 @@ class WithBuffer(nn.Module):
         return torch.view_as_real(x.resolve_conj()) + torch.view_as_real(self.held.resolve_conj() + 0j)
 
 
+class Views(nn.Module):
+    """Results that are views of the argument, and one that is not."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.t(), x[1:], x.exp() + 1
+
+
+@pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("lazy", [lambda z: z.conj(), lambda z: z.conj().imag], ids=["conjugated", "negated"])
-def test_lazy_weights_and_arguments_are_refused_by_name(
-    lazy: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+def test_lazily_conjugated_weights_and_arguments(
+    lazy: Callable[[torch.Tensor], torch.Tensor], freezing: bool, tmp_path: Path
 ) -> None:
-    plain, held = torch.randn(4, dtype=torch.complex64), lazy(torch.randn(4, dtype=torch.complex64))
-    with pytest.raises(aotkit.PackageError, match="weight held is lazily conjugated or negated"):
-        aotkit.aot_compile(WithBuffer(held), (plain,), tmp_path / "file")
-    with pytest.raises(aotkit.PackageError, match=r"argument (x|input) is lazily conjugated or negated"):
-        aotkit.aot_compile(nn.Softplus() if held.is_neg() else WithBuffer(plain), (held,), tmp_path / "file")
-    path = aotkit.aot_compile(WithBuffer(held.resolve_conj().resolve_neg()), (plain,), tmp_path / "file")
-    loaded = aotkit.load(path)
-    for given in (plain, plain.conj()):
+    plain, held = torch.randn(4, 3, dtype=torch.complex64), lazy(torch.randn(4, 3, dtype=torch.complex64))
+    options = aotkit.Options(freezing=freezing)
+    loaded = aotkit.load(aotkit.aot_compile(WithBuffer(held), (plain,), tmp_path / "file", options=options))
+    for given in (plain, plain.conj(), plain.t().clone().t()):
         torch.testing.assert_close(loaded(given), WithBuffer(held)(given))
+    loaded = aotkit.load(aotkit.aot_compile(Views(), (held,), tmp_path / "file", options=options))
+    for given in (held, held.resolve_conj().resolve_neg(), lazy(plain)):
+        torch.testing.assert_close(loaded(given), Views()(given))

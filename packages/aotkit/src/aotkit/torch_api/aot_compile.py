@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
@@ -159,19 +160,20 @@ def _inputs(program: ExportedProgram) -> list[_Input]:
             found.append(_Input(node.name, fake, example, None))
         else:
             raise PackageError(f"the program takes {spec.kind.name.lower()} {node.name}, which can't be packed")
-    for entry in found:
-        _refuse_lazy(entry)
-    return _tied(found)
+    return _tied([_without_bits(entry) for entry in found])
 
 
-def _refuse_lazy(entry: _Input) -> None:
-    """A file has elements, and a package's caller gives memory: neither has the bits of a lazy tensor."""
-    if any(isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg()) for x in (entry.fake, entry.example)):
-        what = f"argument {entry.name}" if entry.weight is None else f"weight {entry.weight}"
-        raise PackageError(
-            f"the {what} is lazily conjugated or negated, which a package can't keep; "
-            "give resolve_conj().resolve_neg() of it"
-        )
+def _without_bits(entry: _Input) -> _Input:
+    """A file has elements, and a package's caller gives memory: neither has the bits of a lazily conjugated tensor."""
+    fake = entry.fake
+    if not isinstance(fake, torch.Tensor) or not (fake.is_conj() or fake.is_neg()):
+        return entry
+    assert isinstance(fake, FakeTensor)
+    example = entry.example.resolve_conj().resolve_neg()
+    with fake.fake_mode:
+        strides = fake.stride() if entry.weight is None else example.stride()
+        plain = torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
+    return replace(entry, fake=plain, example=example)
 
 
 def _device_of(inputs: Sequence[_Input]) -> torch.device:
