@@ -144,8 +144,8 @@ def _scales(kwargs: Sequence[tuple[str, Arg]]) -> tuple[float, float] | None:
 
 
 def _is_single(factor: float) -> bool:
-    """Whether a factor stays a finite number in float32, and 0 only if it was. ATen refuses what is too large there, and
-    takes what is too small for the 0 with which nothing is read."""
+    """Whether a factor stays a finite number in float32, and 0 only if it was. ATen refuses what is too large there,
+    and takes what is too small for the 0 with which nothing is read."""
     held = c_float(factor).value
     return math.isfinite(held) and (held != 0 or factor == 0)
 
