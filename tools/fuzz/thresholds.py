@@ -206,7 +206,7 @@ EXCEPTIONS: dict[str, str] = {
         targets.cpu.render.columns_apart APART COLUMNS_AHEAD
         targets.cpu.render.few_rows LINE BLOCK
         targets.cpu.render.few_rows_along_columns STEPS TOGETHER
-        targets.cpu.render.few_rows_along_sums STRIP AHEAD NARROW MOST_BYTES_APART AHEAD_APART
+        targets.cpu.render.few_rows_along_sums STRIP AHEAD NARROW MOST_BYTES_APART AHEAD_APART JOINED LONG
         targets.cpu.render.few_rows_in_digits STEPS
         targets.cpu.render.few_rows_in_panels
         targets.cpu.render.few_rows_of_bytes
