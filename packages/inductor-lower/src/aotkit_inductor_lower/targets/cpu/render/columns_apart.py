@@ -14,7 +14,7 @@ Note [Columns that lie apart]
     at least :data:`COLUMNS_AHEAD` bytes from now, which for the last ones of a quarter is in the next strip.
 
     One row of narrow numbers on Zen 4 does better with long quarters: each strip begins in four other places, which
-    nothing was asked for. Units that follow each other are joined to strips of up to eight, and what is asked for is
+    nothing was asked for. Units that follow each other are joined to strips of up to sixteen, and what is asked for is
     1 KB ahead, in the next column where the present one ends. A matrix of bfloat16 is read 1.2 times as fast, at the
     speed of a sum. With columns of two pages or more that is no faster.
 

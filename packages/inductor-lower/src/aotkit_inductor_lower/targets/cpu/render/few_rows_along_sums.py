@@ -27,7 +27,7 @@ AHEAD = 1 << 14  # bytes: behind the columns that are read together
 NARROW = 16  # bits
 MOST_BYTES_APART = 2  # rows of products with numbers of 8 bits
 AHEAD_APART = 1 << 10  # bytes in each of the columns that lie apart, for one row or two
-JOINED = 8  # units, see Note [Columns that lie apart]
+JOINED = 16  # units, see Note [Columns that lie apart]
 LONG = 1 << 13  # bytes of columns for which units are not joined
 
 
@@ -145,6 +145,12 @@ class FewRowsAlongSums(ColumnsApart):
             return em.loop(whole, high, self.tail_step, carried(values), functools.partial(body, high), "k")
 
         found = self.within(low, high, [self.zero()] * (len(sums) * vectors), steps)
+        self.keep_sums(first, columns, at, rows, found)
+
+    def keep_sums(self, first: Ssa, columns: int, at: Ssa, rows: range, found: Sequence[Ssa]) -> None:
+        """Adds the lanes of as many vectors for each sum to the strip's sums."""
+        em, sums = self.em, [(row, column) for row in rows for column in range(columns)]
+        vectors = len(found) // len(sums)
         for position, (row, column) in enumerate(sums):
             total = self._total(found[position * vectors : (position + 1) * vectors])
             offset = em.add(imm(row * self.strip * self.joined), em.sub(self.column(at, column), first))
