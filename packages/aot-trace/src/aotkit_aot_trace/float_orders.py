@@ -83,8 +83,9 @@ def _is_kept(node: torch.fx.Node, env: Mapping[torch.fx.Node, Any], result: Any)
     """Whether the result is the float of this operation on its operands."""
     operands = [_expression(env[arg] if isinstance(arg, torch.fx.Node) else arg) for arg in node.args]
     rule = _RULES.get(getattr(node.target, "__name__", str(node.target)).strip("_"))
-    if rule is None or len(operands) != 2 or None in operands:  # an argument, or a function that expressions keep
-        return len(operands) == 1 and operands[0] is not None or not (result.is_Add or result.is_Mul or result.is_Pow)
+    if rule is None or len(operands) != 2 or None in operands:
+        alone = len(operands) == 1 and operands[0] is not None  # a negation, which rounds nothing, say
+        return alone or not (result.is_Add or result.is_Mul or result.is_Pow)  # an argument or an opaque function
     first, second = operands
     return all(map(_is_exact, (first, second, result))) or rule(first, second, result)
 
