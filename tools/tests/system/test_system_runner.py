@@ -206,6 +206,24 @@ def test_sizes_that_are_computed_with_floats(tmp_path: Path, serve: Callable[...
     assert all_right(7) in serve(path, calls)
 
 
+class Cubes(nn.Module):
+    """A size that is computed with integers that a float does not hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(math.trunc(x.shape[0] ** 3 / 7 * 0.3) % 5 + 2).cumsum(0)
+
+
+def test_sizes_that_are_computed_with_large_integers(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path = tmp_path / "cubes.aotkit"
+    aotkit.aot_compile(Cubes(), (torch.ones(30),), path, dynamic_shapes=({0: Dim.DYNAMIC},))
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(Cubes()(x))) for x in map(torch.ones, (30, 1000, 208_000, 208_099))]
+    for inputs, wanted in calls:
+        assert all(map(torch.equal, leaves(loaded(*inputs)), wanted))
+    assert all_right(3) in serve(path, calls[:3])
+    assert "a number that is too large" in serve(path, calls[3:])
+
+
 class Images(nn.Module):
     """Calls into ATen with many kinds of arguments, an index that a kernel checks, several element types."""
 

@@ -56,10 +56,6 @@ void list_outputs(const Json &described, const std::string &name, std::vector<Pa
   }
 }
 
-int64_t integer_size(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols) {
-  return tree.is(Json::Int) ? tree.integer : static_cast<int64_t>(evaluate_tree(tree, symbols));
-}
-
 std::pair<const char *, const char *> memory_of(const at::Tensor &tensor) {
   int64_t count = tensor.numel() > 0;
   for (int64_t dim = 0; dim < tensor.dim() && count; ++dim) count += (tensor.size(dim) - 1) * tensor.stride(dim);
@@ -300,7 +296,7 @@ void Package::check_sizes(const std::vector<Value> &inputs, const Symbols &symbo
     }
   }
   for (const Json &guard : guards_.list())
-    if (evaluate_tree(guard, symbols) == 0) wrong_call("the package was compiled for sizes in another relation to each other");
+    if (!holds(guard, symbols)) wrong_call("the package was compiled for sizes in another relation to each other");
 }
 
 at::Tensor Package::laid_out(const Argument &argument, const at::Tensor &value, const Symbols &symbols) const {
