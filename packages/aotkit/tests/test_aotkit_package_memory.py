@@ -101,7 +101,7 @@ def test_weights_that_are_views_of_one_another_stay_so_when_one_is_written(
 
 def test_weights_whose_names_the_file_itself_might_use(tmp_path: Path) -> None:
     check(Holder(lambda self, x: x * getattr(self, "__gap0"), __gap0=torch.randn(4)), (x(),), path=tmp_path)
-    model = Holder(lambda self, x: x * getattr(self, "__metadata__"), __metadata__=torch.randn(4))
+    model = Holder(lambda self, x: x * self.__metadata__, __metadata__=torch.randn(4))
     with pytest.raises(aotkit.PackageError, match="can't be called __metadata__"):
         packed(model, x(), path=tmp_path)
 

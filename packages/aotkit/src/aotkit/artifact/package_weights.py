@@ -80,8 +80,8 @@ def writable_part(weight: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tens
 
 def _bytes_of(value: torch.Tensor) -> tuple[int, int]:
     """Where in its storage the elements begin and end."""
-    low = value.storage_offset()
-    high = low + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    low = int(value.storage_offset())
+    high = low + sum(int((size - 1) * stride) for size, stride in zip(value.shape, value.stride(), strict=True))
     return low * value.element_size(), (high + 1) * value.element_size()
 
 
@@ -106,5 +106,5 @@ def _groups(weights: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 def _memory(value: torch.Tensor, low: int, top: int) -> torch.Tensor:
     """Those bytes of the storage of ``value``, and zeros up to a whole number of elements of any type."""
-    held = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage(), low, (top - low,))
+    held = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage(), low, (top - low,), (1,))
     return torch.nn.functional.pad(held, (0, -(top - low) % _WIDEST))

@@ -181,8 +181,8 @@ def _without_bits(entry: _Input) -> _Input:
 
 
 def _with_own_elements(entry: _Input) -> _Input:
-    """An argument whose example is expanded, or overlaps itself, is compiled as a contiguous one, which a call's is copied
-    to: by the example's strides no code could read one whose elements differ."""
+    """An argument whose example is expanded, or overlaps itself, is compiled as a contiguous one, to which a call's is
+    copied: by the example's strides no code could read one whose elements differ."""
     fake = entry.fake
     if entry.weight is not None or not isinstance(fake, torch.Tensor):
         return entry

@@ -45,7 +45,8 @@ def written_graph(program: ExportedProgram) -> WrittenGraph:
     results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     if len(results) == len(specs):
         return WrittenGraph(program.graph_module, results)
-    graph, copies = Graph(), {}
+    graph = Graph()
+    copies: dict[Node, Node] = {}
     values: Any = graph.graph_copy(program.graph_module.graph, copies)
     places = _placeholders_by_target(program, copies)
     writes = [(places[spec.target or ""], value) for spec, value in zip(specs, values, strict=True) if _is_write(spec)]

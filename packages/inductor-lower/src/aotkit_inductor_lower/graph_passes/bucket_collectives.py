@@ -33,7 +33,7 @@ from .patterns import emit
 from .replace import replace_node
 from .rewriting import drop_dead_nodes
 
-__all__ = ["PASS", "bucket_collectives", "has_buckets"]
+__all__ = ["PASS", "block_of", "bucket_collectives", "has_buckets"]
 
 aten = torch.ops.aten
 _FULL = 8  # so many times the bytes that a link moves during its latency
@@ -146,11 +146,11 @@ def _member(node: Node) -> _Member | None:
     if not isinstance(result, torch.Tensor) or not result.is_contiguous() or not value.dim():
         return None
     nbytes = max(value.numel(), result.numel()) * value.element_size()
-    return _Member(node, wait, (node.target, *node.args[1:], value.dtype, value.device, _block(node)), nbytes)
+    return _Member(node, wait, (node.target, *node.args[1:], value.dtype, value.device, block_of(node)), nbytes)
 
 
-def _block(node: Node) -> str:
-    """The part of the model that the node belongs to, or ``""``."""
+def block_of(node: Node) -> str:
+    """The part of the model that the node belongs to, or ``""``: collectives of different parts are not joined."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
