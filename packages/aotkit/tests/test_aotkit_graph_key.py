@@ -226,7 +226,6 @@ def test_what_decides_nothing_does_not_flip_the_key() -> None:
     assert key_of(graph(), inputs(), many[0]) == key_of(graph(), inputs(), many[1])
 
 
-@pytest.mark.covers("F7.30")
 def _reductions(first: str, second: str, joined: bool = True) -> fx.GraphModule:
     """Two reductions, or two sines, in modules of these paths."""
     g = fx.Graph()
@@ -253,6 +252,7 @@ def test_blocks_of_the_model_are_told_apart_where_there_are_collectives() -> Non
     assert key("layers.0", "layers.0", joined=False) == key("layers.0", "layers.1", joined=False)
 
 
+@pytest.mark.covers("F7.30")
 def test_two_keys_tell_the_stride_that_differs() -> None:
     a, b = (key_of(graph(), inputs(make=lambda _, s=s: torch.empty_strided((4, 6), (s, 1)))) for s in (6, 8))
     assert "inputs[0]['stride'][0]: 6 -> 8" in explain(a, b)

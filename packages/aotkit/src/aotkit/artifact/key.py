@@ -344,7 +344,7 @@ def _blocks(gm: torch.fx.GraphModule, args: Sequence[Any]) -> list[int]:
     """For each node the number of the block that it is of, where there may be collectives."""
     if not collectives_of(gm) and next(groups_of_inputs(args), None) is None:
         return []
-    from aotkit_inductor_lower.graph_passes.bucket_collectives import block_of  # a stage of a compile
+    from aotkit_inductor_lower.graph_passes.model_blocks import block_of  # a stage of a compile
 
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     numbers = {"": 0}
