@@ -247,6 +247,41 @@ class Images(nn.Module):
         )
 
 
+class Shared(nn.Module):
+    """Buffers over one memory, of which one is written, and an expanded one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.randn(6, 4)
+        self.register_buffer("one", memory[:3])
+        self.register_buffer("two", memory[2:5])
+        self.register_buffer("wide", torch.randn(1, 4).expand(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.wide + self.one + self.two
+
+
+def test_weights_over_one_memory_and_examples_that_are_expanded(tmp_path: Path, serve: Callable[..., str]) -> None:
+    model, path, x = Shared(), tmp_path / "shared", torch.randn(3, 4)
+    aotkit.aot_compile(model, (torch.randn(1, 4).expand(3, 4),), path)
+    calls = [([given], [aotkit.load(path)(given)]) for given in (x, x[:1].expand(3, 4))]
+    assert all_right(2) in serve(path, calls)
+
+
+class Parts(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, y + 1
+
+
+def test_strides_that_no_size_tells(tmp_path: Path, serve: Callable[..., str]) -> None:
+    wide, sizes = torch.randn(3, 9), ({1: Dim.DYNAMIC}, {1: Dim.DYNAMIC})
+    aotkit.aot_compile(Parts(), (wide[:, :2], wide[:, :4]), tmp_path / "parts", dynamic_shapes=sizes)
+    given = torch.randn(3, 11)[:, :4], torch.randn(3, 7)
+    assert all_right(1) in serve(tmp_path / "parts", [(given, Parts()(*given))])
+    printed = serve(tmp_path / "parts", [([wide[:, :5], torch.randn(3, 12)], [wide, wide])])
+    assert "by which elements are one number" in printed
+
+
 @pytest.mark.parametrize("freezing", [False, True])
 def test_calls_into_aten_and_errors_of_kernels(freezing: bool, tmp_path: Path, serve: Callable[..., str]) -> None:
     model, x = Images().eval(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
