@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotkit
 from aotkit_inductor_lower import compile_graph, decompositions
+from aotkit_inductor_lower.errors import SizeOverflowError
 
 Make = Callable[[int], tuple[torch.Tensor, ...]]
 SIZES = (23, 2, 17, 1, 0)
@@ -449,3 +450,58 @@ def test_gradients_of_activations_lie_in_memory_as_in_eager_mode_for_every_size(
         for ours, eagers in zip(compiled(g, x), gradients(g, x), strict=True):
             torch.testing.assert_close(ours, eagers)
             assert ours.stride() == eagers.stride() and (ours._base is None) == (eagers._base is None)
+
+
+def _wrapped(number: int) -> int:
+    return (number + 2**63) % 2**64 - 2**63
+
+
+WIDE: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
+    "remainder": (lambda n: n**12, lambda power: power % 50 + 60),
+    "quotient": (lambda n: n**12, lambda power: power // 7 % 50 + 60),
+    "of floats": (lambda n: n**12, lambda power: int(power / 7) % 50 + 60),
+    "of a computed size": (lambda n: int(n**6 * 1.7) ** 2, lambda power: power % 50 + 60),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["a buffer", "no buffer"])
+@pytest.mark.parametrize("name", WIDE)
+def test_sizes_that_pass_64_bits_on_the_way(name: str, fused: bool) -> None:
+    """What kernels would compute for the large sizes here is smaller than what is allocated: nothing can be lost."""
+    power, size = WIDE[name]
+
+    def ones(x: torch.Tensor) -> torch.Tensor:
+        count = size(power(x.shape[0]))
+        return (torch.arange(count) * 2).sum() if fused else x.new_ones(count) * 2 + 1
+
+    large = [n for n in range(39, 200) if 60 <= size(_wrapped(power(n))) < size(power(n))][:2]
+    assert len(large) == 2
+    function, refused = torch.compile(ones, backend="aotkit", dynamic=True), []
+    for n in (9, 20, *large):
+        x = torch.ones(n)
+        try:
+            found = function(x)
+        except SizeOverflowError:
+            refused.append(n)
+        else:
+            assert torch.equal(found, ones(x))
+    assert refused == large
+
+
+def test_quotients_that_are_no_exact_floats() -> None:
+    """``int(n / 7)`` and ``n // 7`` are one expression to torch, and two numbers beyond 2**53."""
+
+    def ones(x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(int(x.shape[0] ** 12 / 7) % 50 + 60) * 2
+
+    function = torch.compile(ones, backend="aotkit", dynamic=True)
+    assert torch.equal(function(torch.ones(21)), ones(torch.ones(21)))
+    with pytest.raises(SizeOverflowError, match="where floats are not exact"):
+        function(torch.ones(26))
+
+
+def test_a_value_that_passes_64_bits() -> None:
+    function = torch.compile(lambda x: x + x.shape[0] ** 12 % 50, backend="aotkit", dynamic=True)
+    assert torch.equal(function(torch.ones(38)), torch.ones(38) + 38**12 % 50)
+    with pytest.raises(SizeOverflowError, match="64 bits"):
+        function(torch.ones(39))

@@ -387,7 +387,7 @@ def test_plans_and_compiled_programs_round_trip_as_json() -> None:
     assert plan_from_json(plan_to_json(compiled.plan)) == compiled.plan
     assert compiled_from_json(compiled_to_json(compiled)) == compiled
     with pytest.raises(ValueError, match="format"):
-        plan_from_json(plan_to_json(compiled.plan).replace('"format":6', '"format":99'))
+        plan_from_json(plan_to_json(compiled.plan).replace('"format":7', '"format":99'))
 
 
 def test_the_emitted_source_is_straight_line_python() -> None:

@@ -22,6 +22,7 @@ from torch.export import Dim
 
 import aotkit
 from aotkit.cli.runner import HEADER, LIBRARY, build_runner
+from aotkit_inductor_lower.errors import SizeOverflowError
 
 pytestmark = pytest.mark.system
 
@@ -222,6 +223,26 @@ def test_sizes_that_are_computed_with_large_integers(tmp_path: Path, serve: Call
         assert all(map(torch.equal, leaves(loaded(*inputs)), wanted))
     assert all_right(3) in serve(path, calls[:3])
     assert "a number that is too large" in serve(path, calls[3:])
+
+
+class Powers(nn.Module):
+    """A size that is computed with integers beyond 64 bits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(x.shape[0] ** 12 % 50 + 60) * 2 + 1
+
+
+def test_sizes_beyond_64_bits(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path = tmp_path / "powers.aotkit"
+    aotkit.aot_compile(Powers(), (torch.ones(30),), path, dynamic_shapes=({0: Dim.DYNAMIC},))
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(Powers()(x))) for x in map(torch.ones, (30, 38, 39, 77))]
+    assert all(torch.equal(loaded(*inputs), wanted) for inputs, (wanted,) in calls[:2])
+    assert all_right(2) in serve(path, calls[:2])
+    for call in calls[2:]:
+        with pytest.raises(SizeOverflowError, match="64 bits"):
+            loaded(*call[0])
+        assert "a number that is too large" in serve(path, [call])
 
 
 class Images(nn.Module):

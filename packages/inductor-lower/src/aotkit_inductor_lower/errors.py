@@ -12,6 +12,7 @@ __all__ = [
     "InputMismatchError",
     "LoweringError",
     "ProcessorError",
+    "SizeOverflowError",
     "UnknownPassError",
     "UnsupportedGraphError",
 ]
@@ -42,6 +43,10 @@ class UnsupportedGraphError(LoweringError):
 
 class InputMismatchError(LoweringError):
     """A compiled graph was called with a tensor of another type, size or stride than it was compiled for."""
+
+
+class SizeOverflowError(LoweringError, OverflowError):
+    """A size of a call, or a number that one is computed from, has no place in the 64 bits that kernels compute in."""
 
 
 class FakeKernelError(LoweringError, RuntimeError):

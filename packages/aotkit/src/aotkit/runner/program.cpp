@@ -20,7 +20,7 @@
 namespace aotkit {
 namespace {
 
-constexpr int64_t FORMAT = 6;  // of launch plans
+constexpr int64_t FORMAT = 7;  // of launch plans
 constexpr int64_t ALIGNMENT = 64, LARGE = 8 << 20, HUGE_PAGE = 1 << 21;
 constexpr size_t KEPT_FRAMES = 64;
 
@@ -131,6 +131,7 @@ void Program::read_buffers(const Json &plan) {
     symbols_[name] = sources_.size() + computed_.size();
     computed_.emplace_back(name, size.at(1));
   }
+  wide_ = read_exprs(plan.at("wide"), symbols_);
   for (const Json &row : plan.at("buffers").list()) {
     const std::string &name = row.at(size_t(0)).text();
     if (row.at(5).text() != "cpu") unsupported("the package has tensors on " + row.at(5).text());
@@ -356,6 +357,7 @@ std::vector<int64_t> Program::place(const Values &values, int64_t &total) const 
 }
 
 std::unique_ptr<Program::Frame> Program::new_frame(const Values &values) const {
+  for (const Expr &size : wide_) size.look(values);  // kernels compute them without looking
   auto frame = std::make_unique<Frame>();
   int64_t total = 0;
   const std::vector<int64_t> offsets = place(values, total);

@@ -115,6 +115,7 @@ class Program {
   std::vector<FixUp> fix_ups_;
   std::vector<Source> sources_;
   std::vector<std::pair<std::string, Json>> computed_;  // sizes that are computed with floats, after those of sources_
+  Exprs wide_;  // what kernels might compute as another number than we do: see symbolic/wide.py of inductor-lower
   Names symbols_;
   std::unordered_map<std::string, at::Tensor> constants_;
   std::unordered_map<std::string, std::string> lines_;  // of kernels, in the user's program

@@ -14,6 +14,31 @@ int64_t floor_div(int64_t a, int64_t b) {
 
 int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
 
+namespace {
+
+[[noreturn]] void too_large() { throw Error(AOTKIT_BAD_ARGUMENT, "a size is computed with a number that is too large"); }
+
+int64_t product_of(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) too_large();
+  return result;
+}
+
+int64_t sum_of(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_add_overflow(a, b, &result)) too_large();
+  return result;
+}
+
+// What a call is of, which may have been a float: see symbolic/wide.py of inductor-lower.
+int64_t below(int bits, int64_t value) {
+  const int64_t most = int64_t{1} << bits;
+  if (value > most || value < -most) too_large();
+  return value;
+}
+
+}  // namespace
+
 // The square root, rounded down, of a size below 2^50: see _float_sizes.py.
 static int64_t root(int64_t size) { return static_cast<int64_t>(std::sqrt(static_cast<double>(std::max<int64_t>(size, 0)))); }
 
@@ -54,28 +79,29 @@ Expr Expr::read(const Json &json, const Names &names) {
   return made;
 }
 
-int64_t Expr::operator()(const Values &values) const {
+int64_t Expr::value(const Values &values, bool by_zero) const {
   if (constant_) return value_;
   int64_t total = 0;
   for (const Term &term : terms_) {
     int64_t product = term.factor;
     for (const Atom &atom : term.atoms) {
       if (atom.kind == Atom::Symbol) {
-        product *= values[atom.symbol];
+        product = product_of(product, values[atom.symbol]);
         continue;
       }
-      int64_t value = atom.arguments[0](values);
+      int64_t value = atom.arguments[0].value(values, by_zero);
       for (size_t k = 1; k < atom.arguments.size(); ++k) {
-        const int64_t other = atom.arguments[k](values);
-        value = atom.kind == Atom::FloorDiv ? floor_div(value, other)
+        int64_t other = atom.arguments[k].value(values, by_zero);
+        if (by_zero && other == 0 && atom.kind <= Atom::Mod) value = 0, other = 1;
+        value = atom.kind == Atom::FloorDiv ? floor_div(below(53, value), other)
                 : atom.kind == Atom::Mod    ? floor_mod(value, other)
                 : atom.kind == Atom::Min    ? std::min(value, other)
                                             : std::max(value, other);
       }
-      if (atom.kind == Atom::Isqrt) value = root(value);
-      product *= value;
+      if (atom.kind == Atom::Isqrt) value = root(below(50, value));
+      product = product_of(product, value);
     }
-    total += product;
+    total = sum_of(total, product);
   }
   return total;
 }
@@ -107,19 +133,16 @@ struct Number {
   bool truth() const { return whole ? integer != 0 : real != 0; }
 };
 
-[[noreturn]] void too_large() { throw Error(AOTKIT_BAD_ARGUMENT, "a size is computed with a number that is too large"); }
-
 int64_t as_integer(double value) {
   if (!(value >= -0x1p63 && value < 0x1p63)) too_large();  // nor is it nan
   return static_cast<int64_t>(value);
 }
 
 int64_t whole_result(const std::string &name, int64_t a, int64_t b) {
+  if (name == "+") return sum_of(a, b);
+  if (name == "*") return product_of(a, b);
   int64_t result = 0;
-  const bool overflows = name == "+"   ? __builtin_add_overflow(a, b, &result)
-                         : name == "-" ? __builtin_sub_overflow(a, b, &result)
-                                       : __builtin_mul_overflow(a, b, &result);
-  if (overflows) too_large();
+  if (__builtin_sub_overflow(a, b, &result)) too_large();
   return result;
 }
 

@@ -17,11 +17,14 @@ using Values = std::vector<int64_t>;
 class Expr {
  public:
   static Expr read(const Json &json, const Names &names);  // throws Error
-  int64_t operator()(const Values &values) const;
+  // Both throw Error where a part is too large. `look` is for what a loop that never runs may divide by zero.
+  int64_t operator()(const Values &values) const { return value(values, false); }
+  void look(const Values &values) const { value(values, true); }
   bool is(int64_t value) const { return constant_ && value_ == value; }
   bool same(const Expr &other) const { return constant_ && other.constant_ && value_ == other.value_; }
 
  private:
+  int64_t value(const Values &values, bool by_zero) const;
   struct Atom {
     enum Kind { Symbol, FloorDiv, Mod, Min, Max, Isqrt } kind;
     size_t symbol;

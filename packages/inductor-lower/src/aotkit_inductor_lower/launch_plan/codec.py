@@ -30,7 +30,7 @@ from .records import (
 __all__ = ["compiled_from_json", "compiled_from_raw", "compiled_to_json", "compiled_to_raw", "plan_from_json"]
 __all__ += ["plan_to_json"]
 
-FORMAT = 6
+FORMAT = 7
 Json = Any  # what json.loads gives
 
 
@@ -111,6 +111,7 @@ def _plan_out(plan: LaunchPlan) -> Json:
         "steps": [_step_out(step) for step in plan.steps],
         "symbols": [list(source) for source in plan.symbol_sources],
         "computed": [[name, parse_size(text)] for name, text in plan.computed_sizes],
+        "wide": _exprs_out(plan.wide_sizes),
     }
 
 
@@ -128,6 +129,7 @@ def _plan_in(data: Json) -> LaunchPlan:
         tuple(_STEPS_IN[kind](*fields) for kind, *fields in data["steps"]),
         tuple((name, position, kind, dim) for name, position, kind, dim in data["symbols"]),
         tuple((name, write_size(tree)) for name, tree in data["computed"]),
+        _exprs_in(data["wide"]),
     )
 
 

@@ -129,7 +129,8 @@ PlanStep = Allocate | CallSegment | CallExtern | View | ReuseBuffer | Free | Ret
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """Everything a call does. ``slots``: frame entries in order, buffer names or ``$symbol``. ``symbol_sources`` and
-    ``computed_sizes``: as of a :class:`..ir.Program`."""
+    ``computed_sizes``: as of a :class:`..ir.Program`. ``wide_sizes``: what is looked at before a call with new sizes,
+    see Note [Sizes beyond 64 bits]."""
 
     name: str
     inputs: tuple[str, ...]
@@ -139,6 +140,7 @@ class LaunchPlan:
     steps: tuple[PlanStep, ...]
     symbol_sources: tuple[tuple[str, int, str, int], ...] = ()
     computed_sizes: tuple[tuple[str, str], ...] = ()
+    wide_sizes: tuple[Expr, ...] = ()
 
     @property
     def size_symbols(self) -> tuple[str, ...]:

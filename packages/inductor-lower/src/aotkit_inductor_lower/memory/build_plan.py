@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import Alias, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program
-from ..ir.walk import buffer_args, buffers_of
+from ..ir.walk import buffer_args, buffers_of, expressions, instructions, nests, ranges_within
 from ..launch_plan.records import (
     Allocate,
     ArenaBuffer,
@@ -21,6 +21,7 @@ from ..launch_plan.records import (
     View,
 )
 from ..ops.aten import out_overload
+from ..symbolic import Expr, wide_parts
 from .lifetimes import Lifetimes, find_lifetimes, with_frees
 from .reuse import find_reuses
 from .segments import Segment, segments
@@ -63,7 +64,19 @@ def build_plan(
         tuple(with_frees(program.inputs, steps, storage, lifetimes.last_steps)),
         program.symbol_sources,
         program.computed_sizes,
+        _wide_sizes(program),
     )
+
+
+def _wide_sizes(program: Program) -> tuple[Expr, ...]:
+    """See Note [Sizes beyond 64 bits]."""
+    if not program.size_symbols:
+        return ()
+    found = [expr for buffer in program.buffers for expr in (*buffer.sizes, *buffer.strides)]
+    for nest in nests(program):
+        found += [loop.size for loop in ranges_within(nest)]
+        found += expressions(instructions(nest.stages))
+    return wide_parts(found)
 
 
 def _lives(lifetimes: Lifetimes, storage: Storage, kind: StorageClass) -> dict[str, tuple[int, int]]:

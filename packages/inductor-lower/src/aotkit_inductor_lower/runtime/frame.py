@@ -9,9 +9,10 @@ from typing import Protocol
 
 import torch
 
+from ..errors import SizeOverflowError
 from ..launch_plan.records import LaunchPlan, PlannedBuffer, View
 from ..memory.placement import ALIGNMENT, place_buffers
-from ..symbolic import Symbol, SymbolKind
+from ..symbolic import Symbol, SymbolKind, largest_fitting_size, too_wide
 from .arena import ArenaBlock, ArenaPool
 from .redzones import ArenaGuard, place_with_redzones
 
@@ -124,6 +125,7 @@ class FramePool:
         self.buffers = {b.name: b for b in plan.buffers}
         self.arenas, self._key = arenas, object()
         self._symbols = [Symbol(name, SymbolKind.SIZE) for name in plan.size_symbols]
+        self._fitting_size = largest_fitting_size(plan.wide_sizes)
         self._layouts: dict[tuple[int, ...], tuple[dict[str, int], int]] = {}
         self._lock = threading.Lock()
         self.own = not plan.arena or (not self._symbols and self.layout(())[1] <= SMALL_ARENA)
@@ -134,12 +136,17 @@ class FramePool:
         return dict(zip(self._symbols, sizes, strict=True))
 
     def layout(self, sizes: Sequence[int]) -> tuple[dict[str, int], int]:
-        """Where the arena's buffers and the views of them start, and how many bytes there are, for these sizes."""
+        """Where the arena's buffers and the views of them start, and how many bytes there are, for these sizes.
+
+        Raises :class:`SizeOverflowError`, see Note [Sizes beyond 64 bits].
+        """
         key = tuple(sizes)
         found = self._layouts.get(key)
         if found is not None:
             return found
         env = self.env(sizes)
+        if any(abs(size) > self._fitting_size for size in key):
+            self._check_width(env)
         nbytes = {a.buffer: _extent(self.buffers[a.buffer], env) for a in self.plan.arena}
         if self.redzones:
             offsets, total = place_with_redzones(self.plan, nbytes)
@@ -154,6 +161,17 @@ class FramePool:
                 self._layouts.pop(next(iter(self._layouts)))
             self._layouts[key] = offsets, total
         return offsets, total
+
+    def _check_width(self, env: Mapping[Symbol, int]) -> None:
+        """Refuse a call whose sizes kernels would compute as other numbers than the host."""
+        found = too_wide(self.plan.wide_sizes, env)
+        if found:
+            sizes = ", ".join(f"{symbol} = {value}" for symbol, value in env.items())
+            raise SizeOverflowError(
+                f"{self.plan.name} computes the size {found}, and with {sizes} a part of it is beyond the integers of "
+                "64 bits that kernels compute in, or divided beyond 2^53, where floats are not exact; run it eagerly "
+                "for such sizes, or compute the size outside of what is compiled"
+            )
 
     def lease(self, *sizes: int) -> Frame:
         """An own frame nobody else uses, for these values of the plan's size symbols."""

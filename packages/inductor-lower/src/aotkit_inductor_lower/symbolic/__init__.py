@@ -5,6 +5,7 @@ from .expr import Call, Expr, Symbol, SymbolKind, build_call, floordiv, isqrt, m
 from .ranges import Bounds, Ranges, bounds, estimate, prove_le, prove_lt, prove_nonnegative
 from .simplify import contiguous_strides, has_calls, product, reshape_indices, simplify, strides_of
 from .sympy_bridge import UnsupportedExpression, from_symint
+from .wide import largest_fitting_size, too_wide, wide_parts
 
 __all__ = [
     "Bounds",
@@ -23,6 +24,7 @@ __all__ = [
     "from_symint",
     "has_calls",
     "isqrt",
+    "largest_fitting_size",
     "mod",
     "product",
     "prove_le",
@@ -35,5 +37,7 @@ __all__ = [
     "strides_of",
     "sym",
     "to_expr",
+    "too_wide",
+    "wide_parts",
     "with_computed",
 ]
