@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import _import_time as _import_time  # before all that comes below
 from .__about__ import __version__
 from ._interpreters import refuse_subinterpreters
 from .driver.process import collections_put_off

@@ -13,9 +13,6 @@ Note [What is part of the key]
 from __future__ import annotations
 
 import enum
-import hashlib
-import importlib.util
-import os
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,18 +31,11 @@ from .collectives import collectives_of, groups_of_inputs
 from .custom_ops import COLLECTIVES, TORCHS_OWN
 from .guards import Names
 from .records import ARTIFACT_FORMAT
+from .sources import replaced_sources, sources_digest
 from .torch_state import cuda_capabilities, torch_state
 
-__all__ = ["describe_inputs", "graph_key", "graph_lines", "sources_digest"]
+__all__ = ["describe_inputs", "graph_key", "graph_lines"]
 
-_OUR_PACKAGES = (
-    "aotkit",
-    "aotkit_functionalize",
-    "aotkit_aot_trace",
-    "aotkit_partition",
-    "aotkit_runtime_wrappers",
-    "aotkit_inductor_lower",
-)
 # Options that change no result.
 _NOT_OUTPUT = frozenset(
     {
@@ -325,6 +315,8 @@ def graph_key(
     allowed = dict(entry.partition("@")[::2] for entry in options.cacheable)
     chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_OUTPUT}
     graph = "\n".join(graph_lines(gm, allowed))
+    if doubt := replaced_sources():
+        raise Uncacheable(doubt)
     return {
         "inputs": describe_inputs(args, twins, names, allowed),
         "graph": graph,
@@ -349,31 +341,3 @@ def _blocks(gm: torch.fx.GraphModule, args: Sequence[Any]) -> list[int]:
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     numbers = {"": 0}
     return [numbers.setdefault(block_of(node), len(numbers)) for graph in graphs for node in graph.nodes]
-
-
-@lru_cache(maxsize=2)
-def sources_digest(packages: tuple[str, ...] = _OUR_PACKAGES) -> str:
-    """Digest of the sources of what decides what a graph becomes; see ``generator_digest`` for why."""
-    digest = hashlib.sha256()
-    for name in packages:
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.submodule_search_locations is not None
-        _add_sources(next(iter(found.submodule_search_locations)), digest)
-    return digest.hexdigest()
-
-
-def _add_sources(folder: str, digest: Any) -> None:
-    """Add the Python files in ``folder`` and below. Every start reads them all, so file objects are not made."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.name.endswith(".py"):
-            digest.update(entry.name.encode() + b"\0")
-            file = os.open(entry.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            try:
-                while part := os.read(file, 1 << 20):
-                    digest.update(part)
-            finally:
-                os.close(file)
-        elif entry.name.isidentifier() and entry.name != "__pycache__" and entry.is_dir():
-            _add_sources(entry.path, digest)

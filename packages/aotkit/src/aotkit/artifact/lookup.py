@@ -29,6 +29,7 @@ from ..recorder import Recorder
 from .guards import Names, guards_hold, guards_of, install_guards, ranges_of
 from .key import graph_key
 from .records import Artifact, guards_of_sections
+from .sources import replaced_sources
 from .torch_artifacts import record_entry
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class Lookup:
         """Write the entry that was not found, or tell why it can't be written."""
         if self.slot is None:
             return
-        reason = artifact.unstorable()
-        if reason is not None:
+        reason = artifact.unstorable() or replaced_sources(again=True)
+        if reason:
             self.bypass(reason)
             return
         key = self._key(self.slot)

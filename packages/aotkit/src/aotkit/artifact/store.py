@@ -12,6 +12,7 @@ from aotkit_cache.stores import DistributedStore
 from .._notices import warn_user
 from ..recorder import Recorder
 from .collectives import RANKS_ARE_NO_PROCESSES
+from .sources import replaced_sources
 
 __all__ = ["CachedObjects", "open_graph_cache", "store_of_ranks"]
 
@@ -24,12 +25,15 @@ class CachedObjects:
 
     def get(self, digest: str) -> bytes | None:
         """The object file, or ``None``."""
+        if replaced_sources(again=True):
+            return None
         entry = self.cache.get(_key(digest))
         return None if entry is None else entry.sections["object"]
 
     def put(self, digest: str, data: bytes) -> None:
         """Keep an object file."""
-        self.cache.put(_key(digest), {"object": data}, {})
+        if not replaced_sources(again=True):
+            self.cache.put(_key(digest), {"object": data}, {})
 
 
 def _key(digest: str) -> CacheKey:

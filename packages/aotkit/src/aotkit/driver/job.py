@@ -169,8 +169,8 @@ class GraphJob:
             return None, None
 
     def _lookup(self, args: Sequence[Any]) -> Lookup:
-        from ..artifact.key import sources_digest
         from ..artifact.lookup import prepare_lookup
+        from ..artifact.sources import sources_digest
 
         assert self.cache is not None
         with self.recorder.stage("cache-key"):

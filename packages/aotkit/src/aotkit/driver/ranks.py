@@ -235,7 +235,7 @@ def _store_errors() -> Iterator[None]:
 
 def versions() -> list[str]:
     """Rows of the comparison: what is the same on all ranks, or nothing else is."""
-    from ..artifact.key import sources_digest
+    from ..artifact.sources import sources_digest
 
     return [f"torch {environment_parts()['env.torch']}", f"aotkit with sources {sources_digest()[:16]}"]
 
