@@ -82,6 +82,7 @@ LOW: dict[str, dict[str, Any]] = {
     "targets.cpu.render.attention_vectors_forward": {"KEYS": 64, "KEYS_OF_MASKS": 32},
     "targets.cpu.render.few_rows_along_columns": {"PART": 16, "STRIP": 64, "STRIP_OF_BLOCKS": 64},
     "targets.cpu.render.few_rows_along_sums": {"PART": 128},
+    "targets.cpu.render.few_rows_of_bytes_in_digits": {"CHUNK": 64},
     "targets.cpu.render.kernel": {"STACK_ROW_BYTES": 64, "MOST_IN_VERSIONS": 12},
     "targets.cpu.render.loops": {"CHUNK": 8},
     "targets.cpu.render.blocked_product": {
@@ -206,8 +207,10 @@ EXCEPTIONS: dict[str, str] = {
         targets.cpu.render.columns_apart APART COLUMNS_AHEAD
         targets.cpu.render.few_rows LINE BLOCK
         targets.cpu.render.few_rows_along_columns STEPS TOGETHER
-        targets.cpu.render.few_rows_along_sums STRIP AHEAD NARROW MOST_BYTES_APART AHEAD_APART
+        targets.cpu.render.few_rows_along_sums STRIP AHEAD NARROW MOST_BYTES_APART AHEAD_APART JOINED LONG
         targets.cpu.render.few_rows_in_digits STEPS
+        targets.cpu.render.digits LEAST FRACTION
+        targets.cpu.render.few_rows_of_bytes_in_digits DIGITS OF_DIGIT BITS
         targets.cpu.render.few_rows_in_panels
         targets.cpu.render.few_rows_of_bytes
         targets.cpu.render.blocked_product UNITS BEHIND MANY_STEPS LINE MOST_LINES

@@ -419,6 +419,7 @@ COLUMNS_AND_SUMS = [
     [(16, 200), (17, 200), (18, 200), (67, 1100)],
     [(19, 200), (63, 200), (16, 1100)],
     [(64, 200), (65, 200), (67, 200), (130, 200), (130, 1100)],
+    [(1024, 40), (1027, 40), (2100, 40)],
 ]
 
 
@@ -439,6 +440,7 @@ def test_columns_that_lie_apart_are_each_summed_once(
         original(self, first, end)
 
     monkeypatch.setattr(few_rows_along_sums, "IN_PAGES", AnyProcessor())
+    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
     monkeypatch.setattr(few_rows_along_sums.FewRowsAlongSums, "sum_strip", sum_strip)
     for columns, summed in columns_and_sums:
         x, w = torch.randn(rows, summed).to(wide), (torch.randn(columns, summed) * 9).to(dtype)
@@ -452,32 +454,55 @@ def test_columns_that_lie_apart_are_each_summed_once(
     assert written and all(spread == (dtype is not torch.int8 or rows <= 2) for spread in written)
 
 
+@pytest.mark.parametrize("columns", [64, 576, 1000, 2115])
+def test_joined_strips_have_the_same_bits_on_any_number_of_threads(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_rows_along_sums, "IN_PAGES", AnyProcessor())
+    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
+    x, w, bias = torch.randn(1, 300).bfloat16(), torch.randn(columns, 300).bfloat16(), torch.randn(columns)
+    graph = make_fx(lambda x, w, b: (x @ w.t()).float().tanh() + b, tracing_mode="fake")(x, w, bias)
+    made = compile_graph(graph, options=LowerOptions(contractions="generated"))
+    found, threads = [], torch.get_num_threads()
+    try:
+        for number in (1, 2, 3, 7):
+            torch.set_num_threads(number)
+            found.append(made([x, w, bias])[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found)
+    true = (x.double() @ w.double().t()).tanh() + bias
+    torch.testing.assert_close(found[0].double(), true, atol=2e-2, rtol=1e-2)
+
+
 def test_short_columns_are_asked_for_in_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones of a quarter in the next strip, where a place further on in the same quarter would be in the next
-    one, which is read already; long ones of float32 in themselves."""
-    asked: list[int] = []
+    one, which is read already; those of one row and of float32 in themselves."""
+    asked: list[tuple[int, int]] = []
     original = columns_apart.ColumnsApart.ask_ahead
 
     def ask_ahead(self: columns_apart.ColumnsApart, ahead: int, column: Ssa, copies: int) -> None:
-        asked.append(self.later)
+        asked.append((self.later, self.joined))
         original(self, ahead, column, copies)
 
     monkeypatch.setattr(few_rows_along_sums, "IN_PAGES", AnyProcessor())
+    monkeypatch.setattr(few_rows_along_sums, "AMD", AnyProcessor())
     monkeypatch.setattr(columns_apart.ColumnsApart, "ask_ahead", ask_ahead)
-    for dtype, summed, later in (
-        (torch.int8, 512, 4),
-        (torch.int8, 1024, 2),
-        (torch.bfloat16, 1024, 1),
-        (torch.bfloat16, 6000, 1),
-        (torch.float32, 1024, 0),
+    for dtype, rows, summed, later, joined in (
+        (torch.int8, 2, 512, 4, 1),
+        (torch.int8, 2, 1024, 2, 1),
+        (torch.bfloat16, 2, 1024, 1, 1),
+        (torch.bfloat16, 1, 1024, 0, 16),
+        (torch.bfloat16, 1, 6000, 1, 1),
+        (torch.float32, 1, 1024, 0, 1),
     ):
         asked.clear()
-        x, w = torch.randn(1, summed), torch.randn(128, summed).to(dtype)
+        x, w = torch.randn(rows, summed), torch.randn(128, summed).to(dtype)
         graph = make_fx(lambda x, w: x @ w.t().to(x.dtype), tracing_mode="fake")(x, w)
         made = compile_to_program(graph, options=LowerOptions(contractions="generated"))
         assert not isinstance(made, CompiledParts)
         text = generate(made.scheduled, keep_text=True).text
-        assert set(asked) == {later}, summed
+        assert set(asked) == {(later, joined)}, summed
         assert "llvm.prefetch" in text
 
 

@@ -98,6 +98,13 @@ def test_numbers_that_are_not_finite_reach_what_they_reach_in_eager() -> None:
         assert torch.equal(result.isnan(), eager.isnan()) and torch.equal(result.isinf(), eager.isinf())
 
 
+def test_an_infinite_scale_of_bytes_gives_nan_as_in_eager() -> None:
+    call, args, _ = bytes_(17, 64, 64, torch.float32)
+    args[2][5] = float("inf")
+    result, eager = passed(call, args)(*args), call(*args)
+    assert torch.equal(result.isnan(), eager.isnan()) and eager[:, 5].isnan().all()
+
+
 @pytest.mark.parametrize("make", [four_bits, bytes_])
 def test_calls_that_are_as_fast_stay(make: Callable[..., Case]) -> None:
     def stays(rows: int, dtype: torch.dtype, **given: Any) -> bool:

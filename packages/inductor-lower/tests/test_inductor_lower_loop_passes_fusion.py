@@ -106,6 +106,20 @@ def test_a_softmax_keeps_its_exponentials_for_one_row_only():
     assert sum(i.op == "exp" for s in nests(program)[0].stages for i in s.body if hasattr(i, "op")) == 1
 
 
+def test_what_is_kept_for_one_row_has_one_dimension_for_each_loop_whatever_the_strides_are_sums_of():
+    """A channel's stride of ``(h + 7) * (w + 3)`` is four terms, each of which was a dimension of its own: memory for
+    the fourth power of the channels, which no machine has."""
+
+    def padded(x):
+        return F.pad(x, (1, 2, 3, 4)).softmax(1)
+
+    x = torch.randn(2, 600, 4, 6)
+    graph = make_fx(padded, tracing_mode="symbolic")(x)
+    program, _ = schedule_program(lower_graph(graph))
+    assert [len(b.sizes) for b in program.buffers if b.kind is BufferKind.SCRATCH] == [1]
+    torch.testing.assert_close(compile_graph(graph)([x])[0], padded(x))
+
+
 def test_a_value_that_an_aten_call_needs_is_stored_and_still_fused():
     def f(x, w):
         h = x.exp() + 1

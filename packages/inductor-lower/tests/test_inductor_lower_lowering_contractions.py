@@ -142,13 +142,29 @@ def test_dynamic_sizes_are_ranges() -> None:
         (aten.mm.default, [torch.ones(2, 3, dtype=torch.complex64), torch.ones(3, 2, dtype=torch.complex64)]),
         (lambda b, x, w: aten.addmm(b, x, w, alpha=0), [numbers(3), numbers(7, 5), numbers(5, 3)]),
         (lambda b, x, w: aten.addmm(b, x, w, beta=math.inf), [numbers(3), numbers(7, 5), numbers(5, 3)]),
+        (lambda b, x, w: aten.addmm(b, x, w, beta=1e-50), [numbers(3), numbers(7, 5), numbers(5, 3)]),
+        (lambda b, x, w: aten.addmm(b, x, w, alpha=1e39), [numbers(3), numbers(7, 5), numbers(5, 3)]),
         (aten.mv.default, [numbers(7, 5), numbers(5)]),
     ],
-    ids=["integers", "complex", "alpha of 0", "infinite beta", "mv"],
+    ids=["integers", "complex", "alpha of 0", "infinite beta", "beta of 0", "large alpha", "mv"],
 )
 def test_what_has_no_such_form_is_a_call_as_before(f: Callable[..., Any], args: list[torch.Tensor]) -> None:
     program = lowered(f, args)
     assert not contractions(program) and len(calls(program)) == 1
+
+
+def test_factors_that_float32_does_not_hold_are_taken_as_eager_takes_them() -> None:
+    """A ``beta`` that is 0 there reads no bias, a factor that is infinite is refused."""
+    args = [torch.full((48,), math.nan), numbers(20, 64), numbers(64, 48)]
+    for f in (
+        lambda b, x, w: aten.addmm(b, x, w, beta=1e-50),
+        lambda b, x, w: aten.baddbmm(b, x[None], w[None], beta=1e-50),
+    ):
+        compiled = compile_graph(make_fx(f, tracing_mode="fake")(*args), options=LowerOptions(contractions="generated"))
+        assert torch.equal(compiled([*args])[0], f(*args)) and f(*args).isfinite().all()
+    refused = make_fx(lambda b, x, w: aten.addmm(b, x, w, alpha=1e39), tracing_mode="fake")(*args)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        compile_graph(refused, options=LowerOptions(contractions="generated"))([*args])
 
 
 def test_the_cpu_is_left_with_atens_calls_in_their_places() -> None:

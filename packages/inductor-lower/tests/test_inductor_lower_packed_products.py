@@ -409,3 +409,16 @@ def test_weights_of_eight_bits(rows: int, dtype: torch.dtype) -> None:
         assert not made.report().externs and made.report().kernel_count == 1
         true = x.double() @ weight.double().t() * scales.double()
         check_near(run(made, x, weight, scales), aten._weight_int8pack_mm(x, weight, scales), true)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_scale_of_eight_bits_that_is_not_finite_reaches_what_it_reaches_in_eager(value: float) -> None:
+    """Each weight is multiplied by it, and those of both signs are added up, which is nan."""
+    x, scales = torch.randn(2, 160), torch.rand(96)
+    weight = torch.randint(-128, 128, (96, 160), dtype=torch.int8)
+    scales[3] = value
+    made = compiled(lambda x, w, s: aten._weight_int8pack_mm(x, w, s), x, weight, scales)
+    assert not made.report().externs
+    want, got = aten._weight_int8pack_mm(x, weight, scales), run(made, x, weight, scales)
+    assert want[:, 3].isnan().all()
+    assert torch.equal(want.isnan(), got.isnan()) and torch.equal(want.isinf(), got.isinf())

@@ -127,7 +127,8 @@ def _bytes(node: Node) -> tuple[_Block, int] | None:
     def block(wide: Any, weight: Any, scales: Any, start: int, end: int) -> Any:
         part = aten._to_copy.default(aten.slice.Tensor(weight, 0, start, end), dtype=torch.float32)
         scale = aten._to_copy.default(aten.slice.Tensor(scales, 0, start, end), dtype=torch.float32)
-        return aten.mul.Tensor(aten.mm.default(wide, aten.t.default(part)), scale)
+        scaled = aten.mul.Tensor(aten.mm.default(wide, aten.t.default(part)), scale)
+        return aten.add.Tensor(scaled, aten.mul.Tensor(scale, 0.0))  # nan where eager adds up infinities of both signs
 
     return block, 1
 

@@ -167,21 +167,21 @@ def _size_hint(weight: Expr) -> int:
 
 
 def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:
-    """The inner loops of a row-major position, by weight; ``None`` if it is not a plain sum."""
+    """The inner loops of a row-major position, by weight; ``None`` if it is not a plain sum. A loop has one weight,
+    which is a sum itself where a stride is one: that of channels of ``h + 1`` by ``w + 2`` pixels has four terms."""
     if has_calls(flat):
         return None
     outer = {r.symbol for r in nest.outer}
-    found: dict[Expr, str] = {}
+    weights: dict[str, Expr] = {}
     for monomial, factor in flat.terms:
         loops = [a for a in monomial if isinstance(a, Symbol) and a.kind is not SymbolKind.SIZE]
         if any(a.kind is SymbolKind.VALUE for a in loops) or len(loops) > 1:
             return None
         if loops and loops[0].name not in outer:
-            weight = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
-            if weight in found:
-                return None
-            found[weight] = loops[0].name
-    return found
+            term = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
+            weights[loops[0].name] = weights.get(loops[0].name, to_expr(0)) + term
+    found = {weight: loop for loop, weight in weights.items()}
+    return found if len(found) == len(weights) else None
 
 
 def _without_dead_code(nest: LoopNest) -> LoopNest | None:

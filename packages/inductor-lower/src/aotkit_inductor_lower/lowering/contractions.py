@@ -11,13 +11,15 @@ Note [Products of matrices]
     rows has a form of its own and one of few columns has none.
 
     What has no such form stays a call: other types, factors that are known when the graph runs only, an ``alpha`` of 0
-    (BLAS and ATen's own loops do not agree on what becomes of a nan then).
+    (BLAS and ATen's own loops do not agree on what becomes of a nan then), factors that are 0 or infinite in float32 if
+    that is summed in.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from ctypes import c_float
 from dataclasses import replace
 from functools import lru_cache
 
@@ -92,6 +94,8 @@ def contraction_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str 
     scales = _scales(call.kwargs)
     if places is None or result is None or scales is None:
         return None
+    if buffers[result].dtype != "float64" and not all(map(_is_single, scales)):
+        return None
     given = [_tensor(call.args, place, buffers) for place in places]
     left, right, bias = given
     out = buffers[result]
@@ -137,6 +141,13 @@ def _scales(kwargs: Sequence[tuple[str, Arg]]) -> tuple[float, float] | None:
         found[name] = float(arg.value)
     usual = found["alpha"] != 0 and all(map(math.isfinite, found.values()))
     return (found["alpha"], found["beta"]) if usual else None
+
+
+def _is_single(factor: float) -> bool:
+    """Whether a factor stays a finite number in float32, and 0 only if it was. ATen refuses what is too large there,
+    and takes what is too small for the 0 with which nothing is read."""
+    held = c_float(factor).value
+    return math.isfinite(held) and (held != 0 or factor == 0)
 
 
 @lru_cache(maxsize=64)

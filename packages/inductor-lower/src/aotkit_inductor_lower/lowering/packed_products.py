@@ -165,7 +165,10 @@ def _bytes(ctx: LoweringContext, node: Node, call: ExternCall) -> Contraction | 
     if dtype is not DType.F32:
         scaled.append(Compute("scale_wide", "cast", ("scale",), DType.F32))
         factor = "scale_wide"
-    scaled.append(Compute("scaled", "mul", ("total", factor), DType.F32))
+    # eager scales each weight, so that infinities of both signs, or of no weight, are added up to a nan
+    scaled.append(Const("nothing", 0.0, DType.F32))
+    scaled.append(Compute("unless_infinite", "mul", (factor, "nothing"), DType.F32))
+    scaled.append(Compute("scaled", "fma", ("total", factor, "unless_infinite"), DType.F32))
     epilogue = (*scaled, *_stored(out, (i, j), "scaled", dtype))
     left = _left(x, (i, k), dtype)
     right_ = Operand(right, "weight")

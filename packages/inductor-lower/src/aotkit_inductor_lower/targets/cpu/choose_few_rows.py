@@ -120,7 +120,8 @@ def _read_as_fast_by_aten(
     along_columns = lies_along(contraction.columns, right, buffers)
     if rows == 1 and not contraction.batch and right.dtype in (DType.F32, DType.F64) and along_columns:
         return "ATen reads one row of factors along the columns as fast"
-    if rows == 1 and right.dtype is DType.F16 and not along_columns:
+    ours = processor in AMD and machine.vector_bits == 512
+    if rows == 1 and right.dtype is DType.F16 and not along_columns and not ours:
         return "ATen has a kernel for one row of float16"
     in_pairs = right.dtype is DType.BF16 and machine.has("avx512bf16") and processor in AMD
     if in_pairs and rows > _most_of_bfloat16(contraction, along_columns):

@@ -47,6 +47,7 @@ from .render.few_rows_in_short_digits import (
     suits_short_digits,
 )
 from .render.few_rows_of_bytes import FewRowsOfBytes
+from .render.few_rows_of_bytes_in_digits import FewRowsOfBytesInDigits, widened_bytes
 from .render.few_rows_of_halves import FewRowsOfHalves, halves_of
 from .render.few_rows_of_words import FewRowsOfWords
 from .render.kernel import emit_kernel
@@ -143,6 +144,13 @@ def _of_halves(kernel: Kernel, form: Form, target: Machine, known: dict[str, str
     return FewRowsOfHalves(kernel, form, target, known, halves).emit
 
 
+def _of_bytes_in_digits(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    byte = widened_bytes(kernel, form) if isinstance(form, FewRowsSite) else None
+    if byte is None or not isinstance(form, FewRowsSite):
+        return None
+    return FewRowsOfBytesInDigits(kernel, form, target, known, byte).emit
+
+
 def _along_sums(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
     return FewRowsAlongSums(kernel, form, target, known).emit if isinstance(form, FewRowsSite) else None
 
@@ -184,6 +192,7 @@ WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
         "few rows in short digits": (multiplies_short_digits, _in_short_digits),
         "few rows in panels": (_multiplies_and_adds, _in_panels),
         "few rows of halves": (_multiplies_and_adds, _of_halves),
+        "few rows of bytes in digits": (multiplies_bytes, _of_bytes_in_digits),
         "few rows along columns": (_multiplies_and_adds, _along_columns),
         "few rows along sums": (_multiplies_and_adds, _along_sums),
         "sort in digits": (_every, _in_digits),

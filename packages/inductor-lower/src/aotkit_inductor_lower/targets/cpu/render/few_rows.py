@@ -53,9 +53,11 @@ BLOCK = 8  # rows whose sums are in registers together
 
 
 class FewRowsEmitter(KernelEmitter):
-    """What both ways of Note [Products of few rows] share. ``strip``: columns of a unit, whole vectors."""
+    """What both ways of Note [Products of few rows] share. ``strip``: columns of a unit, whole vectors. ``joined``: how
+    many units that follow each other are computed as one, if a call has so many."""
 
     strip: int
+    joined = 1
     known: Mapping[str, Value] = MappingProxyType({})  # places that are the same for all of a unit
 
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
@@ -102,6 +104,11 @@ class FewRowsEmitter(KernelEmitter):
     def _strips(self) -> Expr:
         return floordiv(self.site.columns.extent + (self.strip - 1), self.strip)
 
+    def over_units(self, low: Ssa, high: Ssa, chunk: int | None) -> None:
+        """As many at once as are joined."""
+        self.behind = high
+        self.em.loop(low, high, self.joined, [], lambda unit, _: self.unit(unit, chunk), "unit")
+
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """The sums of a strip, and the left factor, where it is copied: here, if all units have the same."""
         self.ctx.pointers = pointers
@@ -116,11 +123,11 @@ class FewRowsEmitter(KernelEmitter):
 
     def strip_of_sums(self, name: str) -> Ssa:
         """Memory for the sums of a strip, row by row."""
-        type_ = f"[{self.count * self.strip} x {self.element}]"
+        type_ = f"[{self.count * self.strip * self.joined} x {self.element}]"
         return self.em.pure("ptr", f"alloca {type_}, align {ALIGNED} ; {name}")
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
-        """One strip."""
+        """One strip, or some, joined."""
         em, ctx = self.em, self.ctx
         ctx.values.clear()
         strip, iteration = self._placed(unit)
@@ -128,7 +135,9 @@ class FewRowsEmitter(KernelEmitter):
         self.place(self.outer, iteration)
         emit_body(ctx, self.places)
         self.known = dict(ctx.values)
-        end = em.minimum(em.add(first, imm(self.strip)), ctx.scalar(self.site.columns.extent))
+        end = em.minimum(em.add(first, imm(self.strip * self.joined)), ctx.scalar(self.site.columns.extent))
+        if self.joined > 1:
+            end = em.minimum(end, em.mul(self.behind, imm(self.strip)))
         if self.copied is not None and not self.copied_before:
             self._copy_left()
         self.clear(self.sums)
@@ -197,7 +206,7 @@ class FewRowsEmitter(KernelEmitter):
             self.store(self.zero(), sums, at)
             return []
 
-        self.em.loop(imm(0), imm(self.count * self.strip), self.across, [], clear, "clear")
+        self.em.loop(imm(0), imm(self.count * self.strip * self.joined), self.across, [], clear, "clear")
 
     def multiply(self, a: Ssa, b: Ssa, total: Ssa) -> Ssa:
         """``a * b + total`` of vectors, rounded once."""
@@ -342,7 +351,7 @@ class FewRowsEmitter(KernelEmitter):
     def _finish_row(self, first: Ssa, end: Ssa, row: Ssa, _: list[Ssa]) -> list[Ssa]:
         """What becomes of the sums of a row."""
         em, ctx = self.em, self.ctx
-        sums = em.mul(row, imm(self.strip))
+        sums = em.mul(row, imm(self.strip * self.joined))
 
         def finish(vectors: int, end: Ssa | None, at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self.enter(row, self.some(Vector(self.columns, at, self.across, vectors), end))

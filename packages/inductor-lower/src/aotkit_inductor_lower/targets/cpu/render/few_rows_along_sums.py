@@ -10,7 +10,7 @@ from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
 from ....kernel_ir.walk import loops_of_values
-from ..choose_few_rows import IN_PAGES
+from ..choose_few_rows import AMD, IN_PAGES
 from ..machine import Machine
 from .body import emit_body
 from .columns_apart import APART, ColumnsApart
@@ -27,6 +27,8 @@ AHEAD = 1 << 14  # bytes: behind the columns that are read together
 NARROW = 16  # bits
 MOST_BYTES_APART = 2  # rows of products with numbers of 8 bits
 AHEAD_APART = 1 << 10  # bytes in each of the columns that lie apart, for one row or two
+JOINED = 16  # units, see Note [Columns that lie apart]
+LONG = 1 << 13  # bytes of columns for which units are not joined
 
 
 class FewRowsAlongSums(ColumnsApart):
@@ -47,7 +49,11 @@ class FewRowsAlongSums(ColumnsApart):
             self.group = APART
             self.ahead = AHEAD_APART if self.count <= 2 else 2 * AHEAD_APART
             steps = min(self.summed() or 0, PART)
-            self.later = self.columns_later(steps * widest // 8) if steps and widest <= NARROW else 0
+            nbytes = steps * widest // 8 if widest <= NARROW else 0
+            if self.count == 1 and 0 < nbytes < LONG and target.cpu in AMD:
+                self.joined = 1 if self.outer else JOINED
+            else:
+                self.later = self.columns_later(nbytes) if nbytes else 0
         self.vectors = max(1, self.registers // 2 // self.count // self.group) if self.count <= 2 else 1
         if len(site.inner) > 1 and (short := site.inner[-1].extent.constant):
             self.vectors = min(self.vectors, max(1, short // self.across))  # of short steps, as of groups, none is cut
@@ -139,9 +145,15 @@ class FewRowsAlongSums(ColumnsApart):
             return em.loop(whole, high, self.tail_step, carried(values), functools.partial(body, high), "k")
 
         found = self.within(low, high, [self.zero()] * (len(sums) * vectors), steps)
+        self.keep_sums(first, columns, at, rows, found)
+
+    def keep_sums(self, first: Ssa, columns: int, at: Ssa, rows: range, found: Sequence[Ssa]) -> None:
+        """Adds the lanes of as many vectors for each sum to the strip's sums."""
+        em, sums = self.em, [(row, column) for row in rows for column in range(columns)]
+        vectors = len(found) // len(sums)
         for position, (row, column) in enumerate(sums):
             total = self._total(found[position * vectors : (position + 1) * vectors])
-            offset = em.add(imm(row * self.strip), em.sub(self.column(at, column), first))
+            offset = em.add(imm(row * self.strip * self.joined), em.sub(self.column(at, column), first))
             place = self.at(self.sums, offset)
             before = em.here(self.element, f"load {self.element}, ptr {place.text}")
             after = em.here(self.element, f"fadd {before.typed}, {total.text}")

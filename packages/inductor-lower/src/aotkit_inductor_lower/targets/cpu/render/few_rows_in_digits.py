@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from ....kernel_ir.matmul_site import FewRowsSite
 from ..machine import Machine
 from .context import Vector
+from .digits import whole_sum
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_pairs import BYTES, FewRowsInPairs, multiplies_pairs
@@ -59,7 +60,7 @@ class FewRowsInDigits(GroupsInDigits, FewRowsInPairs):
         body = functools.partial(self._add_digits, vector, each)
         sums = self.em.loop(imm(0), size, 2 * STEPS, carried(first), body, "k")
         by_place = zip(*(sums[digit * len(each) :][: len(each)] for digit in range(DIGITS)), strict=True)
-        return self._in_order([self._total(digits, unit) for digits in by_place])
+        return self._in_order([self.ops.op("fmul", whole_sum(self.ops, digits), unit) for digits in by_place])
 
     def _add_digits(self, vector: Vector, each: Sequence[Place], k: Ssa, sums: list[Ssa]) -> list[Ssa]:
         for some in range(2):
@@ -113,13 +114,3 @@ class FewRowsInDigits(GroupsInDigits, FewRowsInPairs):
         self.em.declare(DOT, total.type, [total.type, BYTES, BYTES])
         text = f"call {total.type} @{DOT}({total.typed}, {numbers.typed}, {left.typed})"
         return self.em.pure(total.type, text, total, numbers, left)
-
-    def _total(self, digits: Sequence[Ssa], unit: Ssa) -> Ssa:
-        """The sum that three of digits are, rounded once, in the left factor's unit."""
-        ops, splat = self.ops, functools.partial(self.em.splat, lanes=self.across)
-        last, middle, first = digits
-        low = ops.op("add", ops.op("shl", middle, splat(imm(8, "i32"))), last)
-        high = ops.op("add", first, ops.op("ashr", low, splat(imm(16, "i32"))))
-        low = ops.op("and", low, splat(imm(0xFFFF, "i32")))
-        parts = [self.em.pure(self.vector_type, f"sitofp {x.typed} to {self.vector_type}", x) for x in (high, low)]
-        return ops.op("fmul", self.multiply(parts[0], splat(Ssa("65536.0", "float")), parts[1]), unit)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ....symbolic import Symbol
 from .context import Vector
+from .digits import digits_of, powers_of
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_panels import FewRowsInPanels, Place
@@ -21,8 +22,6 @@ from .few_rows_in_panels import FewRowsInPanels, Place
 __all__ = ["DIGITS", "GroupsInDigits"]
 
 DIGITS = 3
-LEAST = 27  # the biased exponent of 2**-100, below which another way computes each weight
-FRACTION = 23  # bits of a float behind its exponent
 
 
 class GroupsInDigits(FewRowsInPanels):
@@ -48,14 +47,9 @@ class GroupsInDigits(FewRowsInPanels):
     def group_copied(self, start: Ssa, group: Ssa, largest: Ssa) -> None:
         """Writes the digits of a group whose copy is at ``start``."""
         em, ops = self.em, self.ops
-        bits = em.here("i32", f"bitcast {largest.typed} to i32")
-        exponent = em.here("i32", f"and {bits.typed}, {255 << FRACTION}")
-        em.declare("llvm.umax.i32", "i32", ["i32", "i32"])
-        exponent = em.here("i32", f"call i32 @llvm.umax.i32({exponent.typed}, i32 {LEAST << FRACTION})")
-        power = em.here("i32", f"sub i32 {((self.bits + 2 * 127) << FRACTION) - (1 << 32)}, {exponent.text}")
-        unit = em.here("i32", f"sub {exponent.typed}, {self.bits << FRACTION}")
+        power, unit = powers_of(ops, em.here("i32", f"bitcast {largest.typed} to i32"), self.bits)
         em.effect(f"store {unit.typed}, ptr {em.element('i32', self.unit_of_group, group).text}")
-        scale = em.splat(em.here("float", f"bitcast {power.typed} to float"), self.across)
+        scale = em.splat(power, self.across)
         wide = vector_type("i32", self.across)
         none = Ssa("zeroinitializer", wide)
 
@@ -63,21 +57,11 @@ class GroupsInDigits(FewRowsInPanels):
             assert self.copied is not None
             place = em.add(start, k)
             scaled = ops.op("fmul", self.load(self.copied, place), scale)
-            rest = em.pure(wide, f"fptosi {scaled.typed} to {wide}", scaled)
-            back = em.pure(self.vector_type, f"sitofp {rest.typed} to {self.vector_type}", rest)
-            differs = ops.compare("fcmp une", back, scaled)
-            seen = ops.op("or", before[0], em.pure(wide, f"sext {differs.typed} to {wide}", differs))
-            sums = []
-            for digit, total in enumerate(before[1:]):
-                value = rest
-                if digit < DIGITS - 1:
-                    above = em.splat(imm(32 - self.of_digit, "i32"), self.across)
-                    value = ops.op("ashr", ops.op("shl", rest, above), above)
-                    by = em.splat(imm(self.of_digit, "i32"), self.across)
-                    rest = ops.op("ashr", ops.op("sub", rest, value), by)
+            digits, differs = digits_of(ops, scaled, DIGITS, self.of_digit)
+            for digit, value in enumerate(digits):
                 self.keep_digit(ops.convert("trunc", value, "i8"), digit, place)
-                sums.append(ops.op("add", total, value))
-            return [seen, *sums]
+            sums = [ops.op("add", total, value) for total, value in zip(before[1:], digits, strict=True)]
+            return [ops.op("or", before[0], differs), *sums]
 
         seen, *sums = em.loop(imm(0), self.padded(), self.across, carried([none] * (1 + DIGITS)), write, "digits")
         for digit, total in enumerate(sums):

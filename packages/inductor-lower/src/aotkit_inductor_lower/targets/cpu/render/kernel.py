@@ -144,7 +144,7 @@ class KernelEmitter:
             units, count = loops[0].extent, self.ctx.scalar(step)
             low, high = em.mul(low, count), em.mul(high, count)
         low = self._none_of_empty(low, high)
-        em.loop(low, high, 1, [], lambda unit, _: self.unit(unit, chunk), "unit")
+        self.over_units(low, high, chunk)
         self.finish()
         assert self.ops.flags_are_set
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(kernel.origin)}", "entry:"]
@@ -164,6 +164,10 @@ class KernelEmitter:
         names = tuple(param.name for param in memories(kernel))
         parallel = not kernel.ordered or in_steps
         return KernelText("\n".join(lines), names, self._sizes(), units, self.work(), parallel, self.ops.uses_status)
+
+    def over_units(self, low: Ssa, high: Ssa, chunk: int | None) -> None:
+        """The units of a call, one after the other."""
+        self.em.loop(low, high, 1, [], lambda unit, _: self.unit(unit, chunk), "unit")
 
     def work(self) -> Expr:
         """What a launch costs, in the units of :func:`~..map_loops.work_of`."""

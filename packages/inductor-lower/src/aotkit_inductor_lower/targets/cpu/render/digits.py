@@ -1,0 +1,61 @@
+"""Numbers as whole numbers of some digits, for instructions that multiply bytes; see Note [Digits of groups]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .arithmetic import Ops
+from .emitter import Ssa, imm, vector_type
+
+__all__ = ["FRACTION", "digits_of", "float_sum", "powers_of", "whole_sum"]
+
+LEAST = 27  # the biased exponent of 2**-100: of less than ``2**(-100 - bits)`` another way computes each product
+FRACTION = 23  # bits of a float behind its exponent
+
+
+def powers_of(ops: Ops, largest: Ssa, bits: int) -> tuple[Ssa, Ssa]:
+    """The power of two that makes the largest number ``2**bits`` or up to twice that, as a float, and the bits of the
+    one that undoes it. ``largest``: the bits of a float without a sign, an i32."""
+    em = ops.em
+    exponent = em.here("i32", f"and {largest.typed}, {255 << FRACTION}")
+    em.declare("llvm.umax.i32", "i32", ["i32", "i32"])
+    exponent = em.here("i32", f"call i32 @llvm.umax.i32({exponent.typed}, i32 {max(LEAST, bits + 1) << FRACTION})")
+    power = em.here("i32", f"sub i32 {((bits + 2 * 127) << FRACTION) - (1 << 32)}, {exponent.text}")
+    unit = em.here("i32", f"sub {exponent.typed}, {bits << FRACTION}")
+    return em.here("float", f"bitcast {power.typed} to float"), unit
+
+
+def digits_of(ops: Ops, value: Ssa, count: int, bits: int) -> tuple[list[Ssa], Ssa]:
+    """``count`` digits of ``bits`` bits, each with a sign and in an i32, of a vector of floats, the lowest first; and
+    for each lane -1 where they are not the number, else 0."""
+    em, lanes = ops.em, ops.lanes(value)
+    wide = vector_type("i32", lanes)
+    rest = em.pure(wide, f"fptosi {value.typed} to {wide}", value)
+    back = em.pure(value.type, f"sitofp {rest.typed} to {value.type}", rest)
+    differs = ops.compare("fcmp une", back, value)
+    above, by = em.splat(imm(32 - bits, "i32"), lanes), em.splat(imm(bits, "i32"), lanes)
+    digits = []
+    for _ in range(count - 1):
+        digits.append(ops.op("ashr", ops.op("shl", rest, above), above))
+        rest = ops.op("ashr", ops.op("sub", rest, digits[-1]), by)
+    return [*digits, rest], em.pure(wide, f"sext {differs.typed} to {wide}", differs)
+
+
+def whole_sum(ops: Ops, sums: Sequence[Ssa]) -> Ssa:
+    """The float, rounded once, that vectors of sums of three digits of 8 bits are, the lowest first."""
+    em, lanes = ops.em, ops.lanes(sums[0])
+    last, middle, first = sums
+    low = ops.op("add", ops.op("shl", middle, em.splat(imm(8, "i32"), lanes)), last)
+    high = ops.op("add", first, ops.op("ashr", low, em.splat(imm(16, "i32"), lanes)))
+    low = ops.op("and", low, em.splat(imm(0xFFFF, "i32"), lanes))
+    return float_sum(ops, (low, high), 16)
+
+
+def float_sum(ops: Ops, sums: Sequence[Ssa], bits: int) -> Ssa:
+    """The floats that sums of digits of so many bits are, the lowest first. Each is a float if it is below 2**24, and
+    what adding them rounds is little against the products of the numbers' sizes."""
+    base = ops.em.splat(Ssa(f"{float(1 << bits)}", "float"), ops.lanes(sums[0]))
+    *others, total = (ops.convert("sitofp", part, "float") for part in sums)
+    for lower in reversed(others):
+        total = ops.intrinsic("fma", total, base, lower)
+    return total
