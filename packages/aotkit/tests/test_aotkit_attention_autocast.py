@@ -172,9 +172,7 @@ def compiled(form: Form) -> Callable[..., Tensor]:
 
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.run.__name__}-{form.shared}")
-def test_it_is_found_where_it_is_attention_and_as_exact_as_eagers(
-    form: Form, attentions: Callable[[], int]
-) -> None:
+def test_it_is_found_where_it_is_attention_and_as_exact_as_eagers(form: Form, attentions: Callable[[], int]) -> None:
     given = tensors(form)
     torch.manual_seed(5)
     noise = F.dropout(torch.ones(2, HEADS, LENGTH, LENGTH), form.p).double() if form.p else None

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import aotkit
 from aotkit_inductor_lower import compile_graph, decompositions
@@ -202,6 +203,8 @@ def test_what_torch_asks_of_a_size_of_which_nothing_is_known_is_refused_by_name(
         lambda n: int(n * 0.1 + n * 0.2),
         lambda n: int(n // 0.1),
         lambda n: int(n * 0.7 * 1.3 + 0.1),
+        lambda n: int((n + 1000.0) * 0.3 * 10),  # 3020 for 7, where 3.0 * n + 3000.0 is 3021
+        lambda n: int(math.prod([n, 0.3, 7.5])),
     ],
 )
 def test_a_size_of_floats_that_torch_merges_is_refused_by_name(size):
@@ -209,6 +212,34 @@ def test_a_size_of_floats_that_torch_merges_is_refused_by_name(size):
     with pytest.warns(aotkit.EagerFallback, match="a size depends on floats that torch merges"):
         for rows in (7, 3, 12, 36, 100):  # without the small ones of one graph more
             assert len(compiled(normal(rows, 2))) == size(rows)
+
+
+@pytest.mark.covers("F5c.9")
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_size_of_merged_floats_in_a_checkpointed_region_is_refused_by_name(inside):
+    def function(x):
+        size = len(x) * 0.3 * 7.5
+
+        def region(x):
+            return x * x.new_ones(int(len(x) * 0.3 * 7.5 if inside else size)).sum()
+
+        return checkpoint(region, x, use_reentrant=False)
+
+    compiled = torch.compile(function, backend="aotkit", dynamic=True)
+    with pytest.warns(aotkit.EagerFallback, match="a size depends on floats that torch merges"):
+        for rows in (7, 12):
+            x = normal(rows, 2).requires_grad_()
+            torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.covers("F5c.9")
+def test_a_size_that_an_operator_merges_is_refused_by_name():
+    compiled = torch.compile(
+        lambda x: x.new_ones(len(torch.arange(len(x) * 0.7, len(x) * 2.1, 0.1))), backend="aotkit", dynamic=True
+    )
+    with pytest.warns(aotkit.EagerFallback, match="a size depends on floats that torch merges"):
+        for rows in (7, 3, 12, 36, 100):
+            assert len(compiled(normal(rows, 2))) == len(torch.arange(rows * 0.7, rows * 2.1, 0.1))
 
 
 def test_floats_of_sizes_that_torch_merges_are_numbers_of_kernels():

@@ -226,6 +226,32 @@ def test_what_decides_nothing_does_not_flip_the_key() -> None:
     assert key_of(graph(), inputs(), many[0]) == key_of(graph(), inputs(), many[1])
 
 
+def _reductions(first: str, second: str, joined: bool = True) -> fx.GraphModule:
+    """Two reductions, or two sines, in modules of these paths."""
+    g = fx.Graph()
+    x = g.placeholder("x")
+    found = []
+    for path in (first, second):
+        if joined:
+            node = g.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0"))
+        else:
+            node = g.call_function(torch.sin, (x,))
+        node.meta["nn_module_stack"] = {"key": (path, torch.nn.Linear)} if path else {}
+        found.append(node)
+    g.output(tuple(found))
+    return fx.GraphModule(torch.nn.Module(), g)
+
+
+def test_blocks_of_the_model_are_told_apart_where_there_are_collectives() -> None:
+    def key(*paths: str, joined: bool = True) -> Any:
+        return key_of(_reductions(*paths, joined=joined), [torch.ones(2)])
+
+    one, two = key("layers.0.first", "layers.0.second"), key("layers.0.first", "layers.1.first")
+    assert len({one, two, key("", ""), key("", "layers.0.first")}) == 4
+    assert one == key("layers.5.a", "layers.5.b") and two == key("blocks.3", "blocks.1")
+    assert key("layers.0", "layers.0", joined=False) == key("layers.0", "layers.1", joined=False)
+
+
 @pytest.mark.covers("F7.30")
 def test_two_keys_tell_the_stride_that_differs() -> None:
     a, b = (key_of(graph(), inputs(make=lambda _, s=s: torch.empty_strided((4, 6), (s, 1)))) for s in (6, 8))

@@ -428,6 +428,17 @@ def test_a_tier_that_is_down_costs_one_warning_and_nothing_else():
     assert client.data == {b"aotkit:abc": b"back"}
 
 
+def test_a_tier_that_is_down_is_left_out_of_a_look_that_is_no_use():
+    client = RedisClient()
+    client.down = True
+    far = MemoryStore()
+    far.put("abc", b"data")
+    tiers = TieredStore([RedisStore(client), far])
+    with pytest.warns(CacheWarning):
+        assert tiers.peek("abc") == b"data"
+    assert tiers.peek("missing") is None
+
+
 def test_all_tiers_down_is_an_error():
     client = RedisClient()
     client.down = True

@@ -206,6 +206,24 @@ def test_sizes_that_are_computed_with_floats(tmp_path: Path, serve: Callable[...
     assert all_right(7) in serve(path, calls)
 
 
+class Cubes(nn.Module):
+    """A size that is computed with integers that a float does not hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(math.trunc(x.shape[0] ** 3 / 7 * 0.3) % 5 + 2).cumsum(0)
+
+
+def test_sizes_that_are_computed_with_large_integers(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path = tmp_path / "cubes.aotkit"
+    aotkit.aot_compile(Cubes(), (torch.ones(30),), path, dynamic_shapes=({0: Dim.DYNAMIC},))
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(Cubes()(x))) for x in map(torch.ones, (30, 1000, 208_000, 208_099))]
+    for inputs, wanted in calls:
+        assert all(map(torch.equal, leaves(loaded(*inputs)), wanted))
+    assert all_right(3) in serve(path, calls[:3])
+    assert "a number that is too large" in serve(path, calls[3:])
+
+
 class Images(nn.Module):
     """Calls into ATen with many kinds of arguments, an index that a kernel checks, several element types."""
 
@@ -227,6 +245,41 @@ class Images(nn.Module):
             places,
             torch.linalg.inv(h[:, :5, :5, 1] + 9 * torch.eye(5)),
         )
+
+
+class Shared(nn.Module):
+    """Buffers over one memory, of which one is written, and an expanded one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.randn(6, 4)
+        self.register_buffer("one", memory[:3])
+        self.register_buffer("two", memory[2:5])
+        self.register_buffer("wide", torch.randn(1, 4).expand(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.wide + self.one + self.two
+
+
+def test_weights_over_one_memory_and_examples_that_are_expanded(tmp_path: Path, serve: Callable[..., str]) -> None:
+    model, path, x = Shared(), tmp_path / "shared", torch.randn(3, 4)
+    aotkit.aot_compile(model, (torch.randn(1, 4).expand(3, 4),), path)
+    calls = [([given], [aotkit.load(path)(given)]) for given in (x, x[:1].expand(3, 4))]
+    assert all_right(2) in serve(path, calls)
+
+
+class Parts(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, y + 1
+
+
+def test_strides_that_no_size_tells(tmp_path: Path, serve: Callable[..., str]) -> None:
+    wide, sizes = torch.randn(3, 9), ({1: Dim.DYNAMIC}, {1: Dim.DYNAMIC})
+    aotkit.aot_compile(Parts(), (wide[:, :2], wide[:, :4]), tmp_path / "parts", dynamic_shapes=sizes)
+    given = torch.randn(3, 11)[:, :4], torch.randn(3, 7)
+    assert all_right(1) in serve(tmp_path / "parts", [(given, Parts()(*given))])
+    printed = serve(tmp_path / "parts", [([wide[:, :5], torch.randn(3, 12)], [wide, wide])])
+    assert "by which elements are one number" in printed
 
 
 @pytest.mark.parametrize("freezing", [False, True])

@@ -10,7 +10,7 @@ Note [Floats that sympy merges]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,35 +26,57 @@ class FloatOrders:
     """Follows the nodes of one graph while they run."""
 
     def __init__(self) -> None:
-        self._merged: set[torch.fx.Node] = set()
+        self._merged: set[Any] = set()  # sympy expressions
 
     def follow(self, node: torch.fx.Node, env: Mapping[torch.fx.Node, Any], result: Any) -> None:
         """Note a float that torch does not compute as the program does. Raises :class:`Unsupported` where a size
         depends on one."""
-        merged = any(used in self._merged for used in node.all_input_nodes)
+        given = [env[used] for used in node.all_input_nodes]
+        for body in given:
+            if isinstance(body, torch.fx.GraphModule):
+                self._follow_graph(body)
+        floats = [value.node.expr for value in given if isinstance(value, torch.SymFloat)]
+        merged = any(expr in self._merged for expr in floats)
         if isinstance(result, torch.SymFloat):
             if merged or not _is_kept(node, env, result.node.expr):
-                self._merged.add(node)
-        elif merged and _depends_on_floats(result):
-            raise Unsupported(
-                "a size depends on floats that torch merges",
-                "its expression is not rounded where the program rounds, so that it may be another size",
-                "Multiply the constants first, or compute the size with integers",
-            )
+                self._merged.add(result.node.expr)
+        elif floats:
+            new = _rounded(result).difference(*map(_rounded, given))
+            if (merged and new) or not all(any(map(part.has, _both_signs(floats))) for part in new):
+                raise Unsupported(
+                    "a size depends on floats that torch merges",
+                    "its expression is not rounded where the program rounds, so that it may be another size",
+                    "Multiply the constants first, or compute the size with integers",
+                )
+
+    def _follow_graph(self, graph: torch.fx.GraphModule) -> None:
+        """The graph that an operator calls, and runs by itself: its values are those of Dynamo."""
+        env: dict[torch.fx.Node, Any] = {}
+        for node in graph.graph.nodes:
+            if node.op == "get_attr":
+                env[node] = getattr(graph, str(node.target), None)
+            else:
+                env[node] = node.meta.get("example_value", node.meta.get("val"))
+                self.follow(node, env, env[node])
 
 
-def _depends_on_floats(result: Any) -> bool:
-    """Whether a size, or one of a tensor, is made of floats."""
+def _rounded(value: Any) -> set[Any]:
+    """The expressions in a size, or in those of a tensor, that make integers of floats."""
     from sympy import preorder_traversal
 
-    whole = isinstance(result, torch.Tensor) and result.layout is torch.strided
-    sizes = [*result.shape, *result.stride()] if whole else [result]
-    return any(
-        type(part).__name__ in ("ToFloat", "IntTrueDiv")
+    whole = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    sizes = [*value.shape, *value.stride()] if whole else [value]
+    return {
+        part
         for size in sizes
         if isinstance(size, torch.SymInt)
         for part in preorder_traversal(size.node.expr)
-    )
+        if type(part).__name__ in ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
+    }
+
+
+def _both_signs(floats: Iterable[Any]) -> list[Any]:
+    return [signed for expr in floats for signed in (expr, -expr)]
 
 
 def _is_kept(node: torch.fx.Node, env: Mapping[torch.fx.Node, Any], result: Any) -> bool:
@@ -62,7 +84,8 @@ def _is_kept(node: torch.fx.Node, env: Mapping[torch.fx.Node, Any], result: Any)
     operands = [_expression(env[arg] if isinstance(arg, torch.fx.Node) else arg) for arg in node.args]
     rule = _RULES.get(getattr(node.target, "__name__", str(node.target)).strip("_"))
     if rule is None or len(operands) != 2 or None in operands:
-        return True  # a float argument, or a function that expressions keep
+        alone = len(operands) == 1 and operands[0] is not None  # a negation, which rounds nothing, say
+        return alone or not (result.is_Add or result.is_Mul or result.is_Pow)  # an argument or an opaque function
     first, second = operands
     return all(map(_is_exact, (first, second, result))) or rule(first, second, result)
 
@@ -80,9 +103,10 @@ def _expression(value: Any) -> Any:
 
 
 def _product(a: Any, b: Any, result: Any) -> bool:
-    """At most two factors are rounded; powers of two never are."""
+    """At most two factors are rounded; powers of two never are. Of a sum, torch multiplies both terms."""
     factors = [factor for operand in (a, b) for factor in (operand.args if operand.is_Mul else (operand,))]
-    return sum(not (f.is_number and abs(math.frexp(float(f))[0]) == 0.5) for f in factors) <= 2
+    rounded = sum(not (f.is_number and abs(math.frexp(float(f))[0]) == 0.5) for f in factors)
+    return rounded <= (1 if result.is_Add else 2)
 
 
 def _sum(a: Any, b: Any, result: Any) -> bool:

@@ -168,17 +168,7 @@ class _Runner(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
-            if _writes_hidden(self.module, n):
-                with compat.enable_python_dispatcher():
-                    return self._run_region(n) if is_checkpoint(n) else super().run_node(n)
-            if is_checkpoint(n):
-                return self._run_region(n)
-            if _is_one_hot(n):
-                result = _one_hot(*self.fetch_args_kwargs_from_env(n))
-            elif getattr(n.target, "__name__", "") in _CANCELLING:
-                result = _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
-            else:
-                result = self._run_known(n)
+            result = self._run_by_kind(n)
             if "unbacked_bindings" in n.meta:
                 compat.rebind_sizes(n, result)
             self.float_orders.follow(n, self.env, result)
@@ -190,6 +180,18 @@ class _Runner(torch.fx.Interpreter):
         except RuntimeError as error:
             located = not_functional(error, n.meta.get("stack_trace"))
             raise located or _not_recorded(n, error) from error
+
+    def _run_by_kind(self, n: torch.fx.Node) -> Any:
+        if _writes_hidden(self.module, n):
+            with compat.enable_python_dispatcher():
+                return self._run_region(n) if is_checkpoint(n) else super().run_node(n)
+        if is_checkpoint(n):
+            return self._run_region(n)
+        if _is_one_hot(n):
+            return _one_hot(*self.fetch_args_kwargs_from_env(n))
+        if getattr(n.target, "__name__", "") in _CANCELLING:
+            return _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
+        return self._run_known(n)
 
     def _run_region(self, n: torch.fx.Node) -> Any:
         arguments, _ = self.fetch_args_kwargs_from_env(n)

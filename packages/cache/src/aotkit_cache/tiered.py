@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ._notices import warn_user
@@ -37,27 +37,32 @@ class TieredStore:
 
     def get(self, key: str) -> bytes | None:
         """The bytes from the nearest tier that has them, or None."""
+        index, data = self._nearest(key, lambda store: store.get(key))
+        if data is not None:
+            for nearer in range(index):
+                self._write(nearer, key, data)
+        return data
+
+    def peek(self, key: str) -> bytes | None:
+        """The bytes from the nearest tier that has them, or None; copies nothing, and does not count as a use."""
+        return self._nearest(key, lambda store: peek(store, key))[1]
+
+    def _nearest(self, key: str, look: Callable[[Store], bytes | None]) -> tuple[int, bytes | None]:
+        """Which tier has it, and what."""
         check_key(key)
         failures = 0
         for index, store in enumerate(self._stores):
             try:
-                data = store.get(key)
+                data = look(store)
             except CacheError as error:
                 failures += 1
                 self._warn(index, error)
                 continue
             if data is not None:
-                for nearer in range(index):
-                    self._write(nearer, key, data)
-                return data
+                return index, data
         if failures == len(self._stores):
             raise CacheError("none of the tiers could be read; see the warnings before this")
-        return None
-
-    def peek(self, key: str) -> bytes | None:
-        """The bytes from the nearest tier that has them, or None; copies nothing, and does not count as a use."""
-        check_key(key)
-        return next((data for store in self._stores if (data := peek(store, key)) is not None), None)
+        return 0, None
 
     def put(self, key: str, data: bytes) -> None:
         """Write to every tier; `CacheError` if none took it."""

@@ -4,7 +4,9 @@ Note [What is part of the key]
     A cache hit must be what a compile here and now would give, so each thing that a stage looks at is in the key: the
     graph node by node, inputs as far as they are described by metadata, options, the state of torch that tracing or
     code generation reads, versions and the machine. Names of nodes and symbols are numbered anew, so that two graphs
-    that differ in names only share a key; stack traces and module paths are left out: they decide nothing but messages.
+    that differ in names only share a key; stack traces are left out: they decide nothing but messages. So are module
+    paths; but collectives are joined within a block of the model, so where there may be some it is told which nodes are
+    of one block.
     What has no canonical text (a user's function, a generator, a subclass) makes the graph uncacheable, with a reason.
 """
 
@@ -28,6 +30,7 @@ from aotkit_inductor_lower.targets.cpu import compilers, host_machine
 
 from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
 from ..options import Options
+from .collectives import collectives_of, groups_of_inputs
 from .custom_ops import COLLECTIVES, TORCHS_OWN
 from .guards import Names
 from .records import ARTIFACT_FORMAT
@@ -325,6 +328,7 @@ def graph_key(
     return {
         "inputs": describe_inputs(args, twins, names, allowed),
         "graph": graph,
+        "blocks": _blocks(gm, args),
         "options": chosen,
         **{f"state.{name}": value for name, value in torch_state().items()},
         **environment_parts(),
@@ -334,6 +338,17 @@ def graph_key(
         "env.sources": sources_digest(),
         "format": ARTIFACT_FORMAT,
     }
+
+
+def _blocks(gm: torch.fx.GraphModule, args: Sequence[Any]) -> list[int]:
+    """For each node the number of the block that it is of, where there may be collectives."""
+    if not collectives_of(gm) and next(groups_of_inputs(args), None) is None:
+        return []
+    from aotkit_inductor_lower.graph_passes.model_blocks import block_of  # a stage of a compile
+
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    numbers = {"": 0}
+    return [numbers.setdefault(block_of(node), len(numbers)) for graph in graphs for node in graph.nodes]
 
 
 @lru_cache(maxsize=2)

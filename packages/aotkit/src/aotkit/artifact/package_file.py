@@ -38,6 +38,7 @@ __all__ = ["read_package", "read_weights", "write_block", "write_package"]
 
 _WEIGHTS = "weights.safetensors"
 _ALIGNMENT = 64
+_GAP, _METADATA = ".gap", "__metadata__"
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -123,6 +124,8 @@ def _write_weights(archive: zipfile.ZipFile, weights: Mapping[str, torch.Tensor]
     for name, value in weights.items():
         if value.dtype not in _NAMES:
             raise PackageError(f"the weight {name} has dtype {value.dtype}, which a package can't hold")
+        if name == _METADATA:
+            raise PackageError(f"a weight can't be called {name}: the file's format has another use for that name")
         size = value.numel() * value.element_size()
         header[name] = {
             "dtype": _NAMES[value.dtype],
@@ -131,8 +134,8 @@ def _write_weights(archive: zipfile.ZipFile, weights: Mapping[str, torch.Tensor]
         }
         offset += size
         gap = -offset % _ALIGNMENT
-        if gap:  # the format knows no gaps: filled by a tensor of its own
-            header[f"__gap{holes}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [offset, offset + gap]}
+        if gap:  # the format knows no gaps: filled by a tensor of its own, with a name that no weight can have
+            header[f"{_GAP}{holes}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [offset, offset + gap]}
             offset, holes = offset + gap, holes + 1
     text = json.dumps(header, separators=(",", ":")).encode()
     with archive.open(zipfile.ZipInfo(_WEIGHTS), "w", force_zip64=True) as member:
@@ -208,7 +211,7 @@ def _map_tensors(descriptor: int, start: int) -> dict[str, torch.Tensor]:
     mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     weights = {}
     for name, described in header.items():
-        if not name.startswith("__gap") and name != "__metadata__":
+        if not name.startswith(_GAP) and name != _METADATA:
             begin, end = described["data_offsets"]
             if data + end > len(mapped):
                 raise PackageError(f"the file is cut short: its weight {name} lies behind its end")

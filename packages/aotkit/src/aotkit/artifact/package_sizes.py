@@ -101,6 +101,9 @@ def place(symbol: str, arguments: Sequence[Mapping[str, Any]]) -> str:
             return str(argument["name"])
         if symbol in argument["shape"]:
             return f"dimension {argument['shape'].index(symbol)} of {argument['name']}"
+    for argument in arguments:
+        if symbol in argument["stride"]:
+            return f"the stride of dimension {argument['stride'].index(symbol)} of {argument['name']}"
     return "an argument"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from aotkit_inductor_lower.options import INTERPRETERS
 from aotkit_inductor_lower.runtime import BindError
@@ -22,6 +23,7 @@ from ..artifact.custom_ops import check_operators
 from ..artifact.guards import evaluate
 from ..artifact.package_file import read_package
 from ..artifact.package_sizes import package_text, relation_text, size_error
+from ..artifact.package_weights import overlaps_itself, views_in, writable_part
 from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
 from ..errors import FrozenParameterError, PackageError
@@ -31,7 +33,7 @@ from .process import collections_put_off
 __all__ = ["MANIFEST_FORMAT", "Package", "check_environment", "environment_of_package", "load"]
 
 
-MANIFEST_FORMAT = 2
+MANIFEST_FORMAT = 3
 """Of a package's manifest, which the runner in C reads too."""
 
 _GONE = torch.empty(0)
@@ -91,11 +93,15 @@ def load(
     check_operators(manifest["operators"])
     inside = "".join(f"{part}/" for part in variant["folder"].split("/")[1:])
     own = {name.removeprefix(inside): data for name, data in sections.items() if name.startswith(inside)}
+    missing = _in_the_file(manifest) - weights.keys()
+    if missing:
+        raise PackageError(f"the package {os.fspath(path)} lacks the weights {', '.join(sorted(missing))}")
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices
         kept = weights[name]
         weights[name] = torch.empty_strided(kept.shape, stride, dtype=kept.dtype).copy_(kept)
     for name, device in manifest["devices"].items():
         weights[name] = weights[name].to(device)
+    weights = views_in(weights, manifest["views"])
     for name, first in manifest["same"].items():
         weights[name] = weights[first]
     leading = [weights.get(name, _GONE) for name in manifest["weights"]]
@@ -105,6 +111,12 @@ def load(
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
     return Package(call, manifest, weights, artifact.guards, variant, classes)
+
+
+def _in_the_file(manifest: Mapping[str, Any]) -> set[str]:
+    """The names that the file has to hold."""
+    own = set(manifest["weights"]).difference(manifest["gone"], manifest["same"], manifest["views"])
+    return own.union(view[0] for view in manifest["views"].values())
 
 
 def _chosen(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,11 +161,18 @@ class Package:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run. Raises ``TypeError`` or ``ValueError`` for arguments that the package was not compiled for."""
+        if get_proxy_mode() is not None:
+            raise PackageError(
+                "a package was called while torch.export or make_fx records what runs, which does not see its kernels; "
+                "record the model that it was made of"
+            )
         flat: list[Any] = []
         flatten_like(self.manifest["inputs"], [list(args), kwargs], flat)
         symbols: dict[str, int] = {}
         for argument, value in zip(self._arguments, flat, strict=True):
             argument.check(value, symbols)
+        for argument, value in zip(self._arguments, flat, strict=True):
+            argument.note_strides(value, symbols)
         self._check_sizes(flat, symbols)
         values = [a.laid_out(v, symbols) for a, v in zip(self._arguments, flat, strict=True)]
         with torch.no_grad():
@@ -163,7 +182,8 @@ class Package:
     def load_weights(self, weights: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Copy new values into :attr:`weights`.
 
-        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape;
+        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape, or
+        for values that differ where an expanded weight has one;
         :class:`FrozenParameterError` for weights that are constants of the code (option ``freezing``).
         """
         frozen = sorted(weights.keys() & self._frozen)
@@ -180,9 +200,14 @@ class Package:
             if value.shape != self.weights[name].shape:
                 wanted = tuple(self.weights[name].shape)
                 raise ValueError(f"the weight {name} has shape {tuple(value.shape)}; the package needs {wanted}")
+        parts = {name: writable_part(self.weights[name], value) for name, value in weights.items()}
+        for name, part in parts.items():
+            if part is None:
+                raise ValueError(f"several elements of the weight {name} are one number, and differ in the new values")
         with torch.no_grad():
-            for name, value in weights.items():
-                self.weights[name].copy_(value)
+            for part in parts.values():
+                if part is not None:
+                    part[0].copy_(part[1])
 
     def __str__(self) -> str:
         """Versions and processor, arguments with the sizes that they may have, weights."""
@@ -229,6 +254,8 @@ class _Argument:
             return
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{self.name} has to be a tensor, not a {type(value).__name__}")
+        if value.is_nested or not _has_memory(value):
+            raise TypeError(f"{self.name} is a {type(value).__name__} without memory of its own, which code can't read")
         if value.dtype is not self.dtype or value.device != self.device or value.layout is not torch.strided:
             raise TypeError(
                 f"{self.name} is a {value.layout} tensor of {value.dtype} on device {value.device}; the package was "
@@ -242,19 +269,35 @@ class _Argument:
             if isinstance(wanted, str):
                 symbols.setdefault(wanted, size)
 
+    def note_strides(self, value: Any, symbols: dict[str, int]) -> None:
+        """Note what symbols of strides stand for, where no size tells: of a part of rows whose length varies."""
+        for number, wanted in zip(value.stride() if self.stride else (), self.stride, strict=True):
+            if isinstance(wanted, str):
+                symbols.setdefault(wanted, number)
+
     def laid_out(self, value: Any, symbols: Mapping[str, int]) -> Any:
         """``value`` with the strides that the code reads by: itself, or a copy."""
         if self.symbol is not None:
             return value
         stride = tuple(evaluate(part, symbols) for part in self.stride)
         differs = any(size > 1 and a != b for size, a, b in zip(value.shape, value.stride(), stride, strict=True))
-        if not differs and not value.is_conj() and not value.is_neg():
+        if not differs and not value.is_conj() and not value.is_neg() and not value._is_zerotensor():
             return value
         if self.written:
             raise ValueError(
                 f"{self.name} is written to and has strides {value.stride()}; the package was compiled for {stride}"
             )
+        if overlaps_itself(value.shape, stride):
+            raise ValueError(
+                f"{self.name} has strides {value.stride()}; for these sizes the package was compiled for {stride}, by "
+                "which elements are one number. Compile it with an example that is contiguous"
+            )
         return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    """Fake tensors, and subclasses that wrap other tensors, have none."""
+    return type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def check_environment(made: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "errors.h"
@@ -45,6 +46,8 @@ aotkit::Value from_c(const aotkit_value &given) {
   const at::IntArrayRef sizes(tensor.sizes, dim), strides(tensor.strides, dim);
   for (size_t k = 0; k < dim; ++k)
     if (sizes[k] < 0 || strides[k] < 0) throw aotkit::Error(AOTKIT_BAD_ARGUMENT, "an argument has a negative size or stride");
+  if (tensor.data == nullptr && std::find(sizes.begin(), sizes.end(), 0) == sizes.end())
+    throw aotkit::Error(AOTKIT_BAD_ARGUMENT, "an argument with elements has no memory");
   return at::from_blob(tensor.data, sizes, strides, at::TensorOptions(static_cast<at::ScalarType>(tensor.dtype)));
 }
 

@@ -7,6 +7,7 @@
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "errors.h"
@@ -15,7 +16,7 @@
 namespace aotkit {
 namespace {
 
-constexpr int64_t ARTIFACT_FORMAT = 10, PLAN_FORMAT = 5, MANIFEST_FORMAT = 2;
+constexpr int64_t ARTIFACT_FORMAT = 10, PLAN_FORMAT = 5, MANIFEST_FORMAT = 3;
 
 [[noreturn]] void wrong_call(const std::string &message) { throw Error(AOTKIT_BAD_ARGUMENT, message); }
 
@@ -56,10 +57,6 @@ void list_outputs(const Json &described, const std::string &name, std::vector<Pa
   }
 }
 
-int64_t integer_size(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols) {
-  return tree.is(Json::Int) ? tree.integer : static_cast<int64_t>(evaluate_tree(tree, symbols));
-}
-
 std::pair<const char *, const char *> memory_of(const at::Tensor &tensor) {
   int64_t count = tensor.numel() > 0;
   for (int64_t dim = 0; dim < tensor.dim() && count; ++dim) count += (tensor.size(dim) - 1) * tensor.stride(dim);
@@ -71,6 +68,21 @@ bool overlap(const at::Tensor &one, const at::Tensor &other) {  // or lie within
   const auto [begin, end] = memory_of(one);
   const auto [first, last] = memory_of(other);
   return begin < last && first < end;
+}
+
+bool overlaps_itself(at::IntArrayRef sizes, const std::vector<int64_t> &strides) {  // as package_weights.py has it
+  std::vector<std::pair<int64_t, int64_t>> steps;
+  for (size_t dim = 0; dim < strides.size(); ++dim) {
+    if (sizes[dim] == 0) return false;
+    if (sizes[dim] > 1) steps.emplace_back(strides[dim], sizes[dim]);
+  }
+  std::sort(steps.begin(), steps.end());
+  int64_t reach = 0;
+  for (const auto &[stride, size] : steps) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
 }
 
 size_t numbered(const std::string &name, const char *prefix) {
@@ -176,7 +188,7 @@ void Package::read_weights(const Json &manifest) {
   const std::string_view data = file.substr(8 + length);
   std::unordered_map<std::string, at::Tensor> found;
   for (const auto &[name, described] : header.members) {
-    if (name.rfind("__gap", 0) == 0 || name == "__metadata__") continue;
+    if (name.rfind(".gap", 0) == 0 || name == "__metadata__") continue;
     const auto dtype = names.find(described.at("dtype").text());
     if (dtype == names.end()) unsupported("the weight " + name + " is of " + described.at("dtype").text());
     std::vector<int64_t> sizes;
@@ -201,6 +213,14 @@ void Package::read_weights(const Json &manifest) {
     const auto kept = found.find(name);
     if (kept == found.end() || wanted.size() != static_cast<size_t>(kept->second.dim())) bad_file("the weight " + name + " is damaged");
     kept->second = at::empty_strided(kept->second.sizes(), wanted, kept->second.scalar_type()).copy_(kept->second);
+  }
+  for (const auto &[name, view] : manifest.at("views").members) {  // weights over one memory
+    const auto memory = found.find(view.at(size_t(0)).text());
+    if (memory == found.end()) bad_file("the memory of the weight " + name + " is missing");
+    std::vector<int64_t> sizes, wanted;
+    for (const Json &size : view.at(2).list()) sizes.push_back(size.whole());
+    for (const Json &stride : view.at(3).list()) wanted.push_back(stride.whole());
+    found[name] = memory->second.view(dtype_named(view.at(1).text())).as_strided(sizes, wanted, view.at(4).whole());
   }
   for (const auto &[name, first] : manifest.at("same").members) {
     const auto other = found.find(first.text());
@@ -300,7 +320,7 @@ void Package::check_sizes(const std::vector<Value> &inputs, const Symbols &symbo
     }
   }
   for (const Json &guard : guards_.list())
-    if (evaluate_tree(guard, symbols) == 0) wrong_call("the package was compiled for sizes in another relation to each other");
+    if (!holds(guard, symbols)) wrong_call("the package was compiled for sizes in another relation to each other");
 }
 
 at::Tensor Package::laid_out(const Argument &argument, const at::Tensor &value, const Symbols &symbols) const {
@@ -311,6 +331,8 @@ at::Tensor Package::laid_out(const Argument &argument, const at::Tensor &value, 
     differs = differs || (value.size(static_cast<int64_t>(dim)) > 1 && value.stride(static_cast<int64_t>(dim)) != strides[dim]);
   }
   if (!differs) return value;
+  if (overlaps_itself(value.sizes(), strides))
+    wrong_call(argument.name + " has other strides than the package was compiled for, by which elements are one number");
   if (argument.written) wrong_call(argument.name + " is written to and has other strides than the package was compiled for");
   return at::empty_strided(value.sizes(), strides, value.scalar_type()).copy_(value);
 }
@@ -338,6 +360,10 @@ std::vector<Value> Package::run(std::vector<Value> inputs) {
     for (size_t dim = 0; dim < argument.shape.size(); ++dim)
       if (argument.shape[dim].is(Json::String)) symbols.emplace(argument.shape[dim].string, value.size(static_cast<int64_t>(dim)));
   }
+  for (size_t k = 0; k < inputs.size(); ++k)  // strides that no size tells
+    for (size_t dim = 0; dim < arguments_[k].stride.size(); ++dim)
+      if (arguments_[k].stride[dim].is(Json::String))
+        symbols.emplace(arguments_[k].stride[dim].string, inputs[k].toTensor().stride(static_cast<int64_t>(dim)));
   check_sizes(inputs, symbols);
   std::vector<Value> values(leading_.begin(), leading_.end());
   for (size_t k = 0; k < inputs.size(); ++k)

@@ -408,7 +408,7 @@ Values Program::sizes_of(const std::vector<Value> &arguments) const {
   for (const auto &symbol : symbols_)
     if (symbol.second < values.size()) known.emplace("$" + symbol.first, values[symbol.second]);
   for (const auto &size : computed_) {
-    values.push_back(computed_size(size.second, known));
+    values.push_back(integer_size(size.second, known));
     known.emplace("$" + size.first, values.back());
   }
   return values;

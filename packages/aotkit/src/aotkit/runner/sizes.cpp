@@ -92,63 +92,112 @@ std::vector<int64_t> evaluate(const Exprs &exprs, const Values &values) {
   return result;
 }
 
-double evaluate_tree(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols) {
-  if (tree.is(Json::Int)) return static_cast<double>(tree.integer);
-  if (tree.is(Json::Float)) return tree.number;
-  if (tree.is(Json::Bool)) return tree.flag;
-  if (tree.is(Json::String)) {
-    const auto found = symbols.find(tree.string);
-    if (found == symbols.end()) bad_file("a size depends on the unknown symbol " + tree.string);
-    return static_cast<double>(found->second);
+namespace {
+
+using Symbols = std::unordered_map<std::string, int64_t>;
+
+// A number as Python has it: an integer is exact, or an error where it is too large for 64 bits.
+struct Number {
+  bool whole;
+  int64_t integer;
+  double real;
+
+  Number(int64_t value) : whole(true), integer(value), real(static_cast<double>(value)) {}
+  Number(double value) : whole(false), integer(0), real(value) {}
+  bool truth() const { return whole ? integer != 0 : real != 0; }
+};
+
+[[noreturn]] void too_large() { throw Error(AOTKIT_BAD_ARGUMENT, "a size is computed with a number that is too large"); }
+
+int64_t as_integer(double value) {
+  if (!(value >= -0x1p63 && value < 0x1p63)) too_large();  // nor is it nan
+  return static_cast<int64_t>(value);
+}
+
+int64_t whole_result(const std::string &name, int64_t a, int64_t b) {
+  int64_t result = 0;
+  const bool overflows = name == "+"   ? __builtin_add_overflow(a, b, &result)
+                         : name == "-" ? __builtin_sub_overflow(a, b, &result)
+                                       : __builtin_mul_overflow(a, b, &result);
+  if (overflows) too_large();
+  return result;
+}
+
+bool less(const Number &a, const Number &b) { return a.whole && b.whole ? a.integer < b.integer : a.real < b.real; }
+
+bool equal(const Number &a, const Number &b) { return a.whole && b.whole ? a.integer == b.integer : a.real == b.real; }
+
+// Each operation on floats is rounded by itself. The quotient of integers is rounded once, so they have to be floats.
+double quotient(const Number &a, const Number &b) {
+  constexpr double most = 0x1p53;
+  if (a.whole && b.whole && (std::fabs(a.real) > most || std::fabs(b.real) > most)) too_large();
+  if (b.real == 0) throw Error(AOTKIT_BAD_ARGUMENT, "a size is divided by zero");
+  return a.real / b.real;
+}
+
+Number of_two(const std::string &name, const Number &a, const Number &b) {
+  if (a.whole && b.whole) {
+    if (name == "+" || name == "-" || name == "*") return whole_result(name, a.integer, b.integer);
+    if (name == "//") return floor_div(a.integer, b.integer);
+    if (name == "%") return floor_mod(a.integer, b.integer);
   }
-  const std::string &name = tree.at(size_t(0)).text();
-  std::vector<double> v;
-  for (size_t k = 1; k < tree.items.size(); ++k) v.push_back(evaluate_tree(tree.items[k], symbols));
-  const bool two = v.size() == 2;
-  if (v.empty()) bad_file("a size lacks an operand");
-  const auto folded = [&](auto operation) {
-    double value = v[0];
-    for (size_t k = 1; k < v.size(); ++k) value = operation(value, v[k]);
-    return value;
-  };
-  if (name == "+") return folded([](double a, double b) { return a + b; });
-  if (name == "*") return folded([](double a, double b) { return a * b; });
-  if (name == "min") return folded([](double a, double b) { return std::min(a, b); });
-  if (name == "max") return folded([](double a, double b) { return std::max(a, b); });
-  if (name == "and") return folded([](double a, double b) { return a && b; });
-  if (name == "or") return folded([](double a, double b) { return a || b; });
-  if (name == "not") return !v[0];
-  if (name == "neg") return -v[0];
-  if (name == "isqrt") return std::floor(std::sqrt(std::max(v[0], 0.0)));
-  // As Python's floats: each operation is rounded by itself.
-  if (name == "float") return v[0];
-  if (name == "sqrt") return std::sqrt(v[0]);
-  if (name == "trunc") return std::trunc(v[0]);
-  if (name == "floor") return std::floor(v[0]);
-  if (name == "ceil") return std::ceil(v[0]);
-  if (name == "round") return std::nearbyint(v[0]);  // halves to even numbers
-  if (two && name == "pow") return std::pow(v[0], v[1]);
-  if (two && name == "/") return v[0] / v[1];
-  if (two && name == "-") return v[0] - v[1];
-  if (two && name == "//") return std::floor(v[0] / v[1]);
-  if (two && name == "%") return v[0] - std::floor(v[0] / v[1]) * v[1];
-  if (two && name == "==") return v[0] == v[1];
-  if (two && name == "!=") return v[0] != v[1];
-  if (two && name == "<") return v[0] < v[1];
-  if (two && name == "<=") return v[0] <= v[1];
-  if (two && name == ">") return v[0] > v[1];
-  if (two && name == ">=") return v[0] >= v[1];
+  if (name == "+") return a.real + b.real;
+  if (name == "-") return a.real - b.real;
+  if (name == "*") return a.real * b.real;
+  if (name == "/") return quotient(a, b);
+  if (name == "pow") return std::pow(a.real, b.real);
+  if (name == "min") return less(b, a) ? b : a;
+  if (name == "max") return less(a, b) ? b : a;
+  if (name == "and") return a.truth() ? b : a;
+  if (name == "or") return a.truth() ? a : b;
+  if (name == "==") return int64_t{equal(a, b)};
+  if (name == "!=") return int64_t{!equal(a, b)};
+  if (name == "<") return int64_t{less(a, b)};
+  if (name == "<=") return int64_t{less(a, b) || equal(a, b)};
+  if (name == ">") return int64_t{less(b, a)};
+  if (name == ">=") return int64_t{less(b, a) || equal(a, b)};
   unsupported("a size is computed by " + name);
 }
 
-int64_t computed_size(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols) {
-  constexpr double most = 9007199254740992.0;  // 2^53
-  for (const auto &symbol : symbols)
-    if (std::fabs(static_cast<double>(symbol.second)) > most)
-      throw Error(AOTKIT_BAD_ARGUMENT, "a size is computed with floats of a number above 2^53");
-  const double value = evaluate_tree(tree, symbols);
-  if (!(std::fabs(value) <= most)) throw Error(AOTKIT_BAD_ARGUMENT, "a size that is computed with floats is no number, or above 2^53");
-  return static_cast<int64_t>(value);
+Number of_one(const std::string &name, const Number &a) {
+  if (name == "not") return int64_t{!a.truth()};
+  if (name == "neg") return a.whole ? of_two("-", int64_t{0}, a) : Number(-a.real);
+  if (name == "isqrt") return root(a.integer);
+  if (name == "float") return a.real;
+  if (name == "sqrt") return std::sqrt(a.real);
+  const bool rounds = name == "trunc" || name == "floor" || name == "ceil" || name == "round";
+  if (rounds && a.whole) return a;
+  if (name == "trunc") return as_integer(a.real);
+  if (name == "floor") return as_integer(std::floor(a.real));
+  if (name == "ceil") return as_integer(std::ceil(a.real));
+  if (name == "round") return as_integer(std::nearbyint(a.real));  // halves to even numbers
+  unsupported("a size is computed by " + name);
+}
+
+Number number_of(const Json &tree, const Symbols &symbols) {
+  if (tree.is(Json::Int)) return tree.integer;
+  if (tree.is(Json::Float)) return tree.number;
+  if (tree.is(Json::Bool)) return int64_t{tree.flag};
+  if (tree.is(Json::String)) {
+    const auto found = symbols.find(tree.string);
+    if (found == symbols.end()) bad_file("a size depends on the unknown symbol " + tree.string);
+    return found->second;
+  }
+  const std::string &name = tree.at(size_t(0)).text();
+  if (tree.items.size() < 2) bad_file("a size lacks an operand");
+  Number value = number_of(tree.items[1], symbols);
+  if (tree.items.size() == 2) return of_one(name, value);
+  for (size_t k = 2; k < tree.items.size(); ++k) value = of_two(name, value, number_of(tree.items[k], symbols));
+  return value;
+}
+
+}  // namespace
+
+bool holds(const Json &guard, const Symbols &symbols) { return number_of(guard, symbols).truth(); }
+
+int64_t integer_size(const Json &tree, const Symbols &symbols) {
+  const Number value = number_of(tree, symbols);
+  return value.whole ? value.integer : as_integer(value.real);
 }
 
 }  // namespace aotkit

@@ -40,11 +40,10 @@ using Exprs = std::vector<Expr>;
 Exprs read_exprs(const Json &json, const Names &names);
 std::vector<int64_t> evaluate(const Exprs &exprs, const Values &values);
 
-// A tree of a manifest or of a guard: a number, a symbol, or a list of an operator and its operands.
-double evaluate_tree(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols);
-
-// A size that is computed with floats, of sizes that a double holds; throws Error for others.
-int64_t computed_size(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols);
+// Of trees of a manifest, of guards and of sizes that are computed with floats: a number, a symbol, or a list of an
+// operator and its operands. Both throw Error where a number is too large.
+bool holds(const Json &guard, const std::unordered_map<std::string, int64_t> &symbols);
+int64_t integer_size(const Json &tree, const std::unordered_map<std::string, int64_t> &symbols);
 
 int64_t floor_div(int64_t a, int64_t b);
 int64_t floor_mod(int64_t a, int64_t b);

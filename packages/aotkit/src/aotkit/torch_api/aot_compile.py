@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
+from torch.fx import GraphModule
 
 from aotkit_aot_trace.callables import GraphFunction
 from aotkit_cache import Uncacheable
@@ -22,6 +23,7 @@ from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
 from ..artifact.package_sizes import declared_ranges, narrowed, opened
+from ..artifact.package_weights import overlaps_itself, shared_memory
 from ..artifact.records import Artifact
 from ..artifact.structure import describe_structure
 from ..driver.bugs import first_line, is_bug, raise_bug
@@ -35,6 +37,7 @@ from ..environment import read_environment
 from ..errors import PackageError
 from ..options import Options
 from ..recorder import Recorder
+from .exported import apart, written_graph
 
 __all__ = ["aot_compile"]
 
@@ -72,10 +75,10 @@ def aot_compile(
     if isinstance(model, ExportedProgram):
         program = model
     else:
+        own, named = apart(model, (tuple(args or ()), dict(kwargs or {})))
         with torch.no_grad():
-            program = torch.export.export(
-                model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
-            )
+            program = torch.export.export(model, own, named, dynamic_shapes=dynamic_shapes, strict=False)
+    written = written_graph(program)
     inputs = _inputs(program)
     _check_symbols(inputs)
     device = _device_of(inputs)
@@ -85,9 +88,9 @@ def aot_compile(
     constant = set(_weights(inputs))
     for chosen in _best_first(options):
         folder = f"{chosen.processor}/" if variants else ""
-        artifact = _compile(program, inputs, chosen, recorder or Recorder())
-        own, described = _packed(artifact)
-        sections.update({f"{folder}{name}": data for name, data in own.items()})
+        artifact = _compile(written.module, inputs, chosen, recorder or Recorder())
+        packed, described = _packed(artifact)
+        sections.update({f"{folder}{name}": data for name, data in packed.items()})
         constant &= _only_constants(inputs, artifact)
         guards += [guard for guard in artifact.guards if guard not in guards]
         made = environment_of_package(chosen.processor, device)
@@ -95,7 +98,7 @@ def aot_compile(
     weights, same = _distinct(inputs)
     kept = {same.get(name, name) for name in _weights(inputs) if name not in constant}
     gone = {name for name in _weights(inputs) if same.get(name, name) not in kept}
-    weights = {name: weight for name, weight in weights.items() if name not in gone}
+    weights, views = shared_memory({name: weight for name, weight in weights.items() if name not in gone})
     manifest = {
         "format": MANIFEST_FORMAT,
         "variants": variants,
@@ -103,9 +106,10 @@ def aot_compile(
         "weights": _weights(inputs),
         "same": {name: first for name, first in same.items() if first not in gone},
         "gone": sorted(gone),
+        "views": views,
         "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
         "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
-        **_interface(program, inputs, replace(artifact, guards=guards)),
+        **_interface(program, written.results, inputs, replace(artifact, guards=guards)),
     }
     write_package(path, manifest, sections, weights, signing_key)
     return os.fspath(path)
@@ -160,7 +164,7 @@ def _inputs(program: ExportedProgram) -> list[_Input]:
             found.append(_Input(node.name, fake, example, None))
         else:
             raise PackageError(f"the program takes {spec.kind.name.lower()} {node.name}, which can't be packed")
-    return _tied([_without_bits(entry) for entry in found])
+    return _tied([_with_own_elements(_without_bits(entry)) for entry in found])
 
 
 def _without_bits(entry: _Input) -> _Input:
@@ -174,6 +178,20 @@ def _without_bits(entry: _Input) -> _Input:
         strides = fake.stride() if entry.weight is None else example.stride()
         plain = torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
     return replace(entry, fake=plain, example=example)
+
+
+def _with_own_elements(entry: _Input) -> _Input:
+    """An argument whose example is expanded, or overlaps itself, is compiled as a contiguous one, to which a call's is
+    copied: by the example's strides no code could read one whose elements differ."""
+    fake = entry.fake
+    if entry.weight is not None or not isinstance(fake, torch.Tensor):
+        return entry
+    if not overlaps_itself(entry.example.shape, entry.example.stride()):
+        return entry
+    assert isinstance(fake, FakeTensor)
+    with fake.fake_mode:
+        plain = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
+    return replace(entry, fake=plain, example=torch.empty_like(entry.example, memory_format=torch.contiguous_format))
 
 
 def _device_of(inputs: Sequence[_Input]) -> torch.device:
@@ -202,7 +220,7 @@ def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
-def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, recorder: Recorder) -> Artifact:
+def _compile(graph: GraphModule, inputs: list[_Input], options: Options, recorder: Recorder) -> Artifact:
     variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
     values = [entry.fake for entry in inputs]
 
@@ -218,7 +236,7 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
     frozen = FrozenArguments(tensors) if options.freezing else None
     ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False, frozen=frozen)
     ctx = with_recordings(ctx)
-    function = GraphFunction(program.graph_module, arguments)
+    function = GraphFunction(graph, arguments)
     fakes = [inputs[i].fake for i in variable]
     names, shape_env = _names(fakes)
     try:
@@ -228,7 +246,7 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
         raise PackageError(f"the program could not be compiled: {refusal}") from refusal
     except Exception as error:
         if is_bug(error):
-            raise_bug(error, first_line(program.graph_module))
+            raise_bug(error, first_line(graph))
         raise
     try:
         return replace(artifact, guards=guards_of(shape_env, names))
@@ -298,7 +316,9 @@ def _distinct(inputs: list[_Input]) -> tuple[dict[str, torch.Tensor], dict[str, 
     return weights, same
 
 
-def _interface(program: ExportedProgram, inputs: list[_Input], artifact: Artifact) -> dict[str, Any]:
+def _interface(
+    program: ExportedProgram, outputs: Sequence[Any], inputs: list[_Input], artifact: Artifact
+) -> dict[str, Any]:
     """Structures of arguments and results, sizes and ranges, as JSON."""
     names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
     users = [entry for entry in inputs if entry.weight is None]
@@ -308,7 +328,6 @@ def _interface(program: ExportedProgram, inputs: list[_Input], artifact: Artifac
     structure = describe_structure([list(nested), dict(keywords)], lambda v: isinstance(v, _Leaf), leaves)
     if [leaf.position for leaf in leaves] != [i for i, entry in enumerate(users) if not entry.is_constant]:
         raise PackageError("the program takes its arguments in another order than their structure has them")
-    outputs = [spec.arg for spec in program.graph_signature.output_specs]
     constants = [_Leaf(i) if _is_value(arg) else arg.value for i, arg in enumerate(outputs)]
     result = torch.utils._pytree.tree_unflatten(constants, program.call_spec.out_spec)
     written = {info.index for info in artifact.metadata.inputs if info.mutation.value != "none"}

@@ -19,7 +19,6 @@ Note [How large a bucket is]
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
+from .model_blocks import block_of
 from .node_facts import is_random, same_tensor_type, until_first_write
 from .patterns import emit
 from .replace import replace_node
@@ -37,7 +37,6 @@ __all__ = ["PASS", "bucket_collectives", "has_buckets"]
 
 aten = torch.ops.aten
 _FULL = 8  # so many times the bytes that a link moves during its latency
-_INDEX = re.compile(r"^(.*?(?:\.\d+|\[\d+\]))(?=[.\[]|$)")
 
 
 def _ops() -> Any:
@@ -146,17 +145,7 @@ def _member(node: Node) -> _Member | None:
     if not isinstance(result, torch.Tensor) or not result.is_contiguous() or not value.dim():
         return None
     nbytes = max(value.numel(), result.numel()) * value.element_size()
-    return _Member(node, wait, (node.target, *node.args[1:], value.dtype, value.device, _block(node)), nbytes)
-
-
-def _block(node: Node) -> str:
-    """The part of the model that the node belongs to, or ``""``."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0]).partition(".parametrizations.")[0]
-    found = _INDEX.match(path)
-    return found[1] if found else ".".join(path.split(".")[:2])
+    return _Member(node, wait, (node.target, *node.args[1:], value.dtype, value.device, block_of(node)), nbytes)
 
 
 _Joiner = Callable[..., Any]
