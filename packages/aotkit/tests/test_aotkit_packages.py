@@ -469,3 +469,22 @@ def test_lazily_conjugated_weights_and_arguments(
     loaded = aotkit.load(aotkit.aot_compile(Views(), (held,), tmp_path / "file", options=options))
     for given in (held, held.resolve_conj().resolve_neg(), lazy(plain)):
         torch.testing.assert_close(loaded(given), Views()(given))
+
+
+class Shared(nn.Module):
+    """A buffer, and the lazily conjugated view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.randn(4, dtype=torch.complex64))
+        self.register_buffer("view", self.held.conj())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.held.add_(1)
+        return self.view * x
+
+
+def test_a_lazily_conjugated_view_of_another_weight_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    with pytest.raises(aotkit.PackageError, match="weight view is lazily conjugated or negated and shares memory"):
+        aotkit.aot_compile(Shared(), (x,), tmp_path / "file")

@@ -409,6 +409,13 @@ def test_something_else_stays(function: Function) -> None:
     assert found == {aten._softmax.default}
 
 
+def test_scores_that_may_become_infinite_in_float16_stay() -> None:
+    def narrowed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        return (q @ k.mT).half().softmax(-1).float() @ v
+
+    assert rewritten(joint(narrowed, operands(), (0, 1, 2)), recognize_attention) == {aten._softmax.default}
+
+
 def test_what_returns_the_gradient_of_a_mask_is_no_step_of_it() -> None:
     """Scores without their mask are a result too, so that only the mask's gradient is that of the softmax."""
 

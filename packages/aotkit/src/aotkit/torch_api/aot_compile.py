@@ -164,7 +164,20 @@ def _inputs(program: ExportedProgram) -> list[_Input]:
             found.append(_Input(node.name, fake, example, None))
         else:
             raise PackageError(f"the program takes {spec.kind.name.lower()} {node.name}, which can't be packed")
+    _refuse_shared_bits([entry for entry in found if entry.weight is not None])
     return _tied([_with_own_elements(_without_bits(entry)) for entry in found])
+
+
+def _refuse_shared_bits(weights: Sequence[_Input]) -> None:
+    """A copy without bits would not see what is written to the other weight."""
+    memories = [entry.example.untyped_storage().data_ptr() for entry in weights]
+    for entry, memory in zip(weights, memories, strict=True):
+        lazy = entry.example.is_conj() or entry.example.is_neg()
+        if lazy and memory and memories.count(memory) > 1:
+            raise PackageError(
+                f"the weight {entry.weight} is lazily conjugated or negated and shares memory with another weight, "
+                "which a package can't keep; give resolve_conj().resolve_neg() of it"
+            )
 
 
 def _without_bits(entry: _Input) -> _Input:

@@ -223,6 +223,8 @@ class _Finder:
         """The scores that a node makes others of; ``None`` for any other node."""
         first = node.args[0]
         if node.target in RESHAPES or is_cast(node):
+            if is_cast(node) and node.meta["val"].dtype is torch.float16:
+                return None  # larger scores become infinite there, and these are not rounded
             self.narrowed |= node.meta["val"].dtype is not torch.float32 and is_cast(node)
             return first if isinstance(first, Node) and _same_count(first, node) else None
         number = scaled_by(node)
