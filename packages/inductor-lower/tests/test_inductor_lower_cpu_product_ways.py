@@ -83,12 +83,20 @@ def drawn_bytes(least: int, most: int) -> Draw:
     return draw
 
 
+def drawn_row_and_bytes(rng: random.Random) -> Drawn:
+    """Weights of 8 bits that are widened on the way."""
+    summed, columns = number(rng, 64, 320, 64), number(rng, 64, 200)
+    x, w = torch.randn(1, summed).bfloat16(), torch.randint(-128, 128, (columns, summed), dtype=torch.int8)
+    return (lambda x, w, s: (x @ w.to(x.dtype).t()) * s), [x, w, torch.rand(columns).bfloat16()]
+
+
 DRAWN: dict[str, list[Draw]] = {
     "product": [drawn_product(torch.float32), drawn_product(torch.float64), drawn_product(torch.float16)],
     "product in pairs": [drawn_pairs, drawn_product(torch.bfloat16)],
     "product in tile registers": [drawn_pairs],
     "product of bytes": [drawn_bytes(17, 50)],
     "few rows of bytes": [drawn_bytes(1, 16)],
+    "few rows of bytes in digits": [drawn_row_and_bytes],
     "few rows in digits": [drawn_four_bits(torch.bfloat16, 1, 1)],
     "few rows in short digits": [drawn_four_bits(torch.bfloat16, 1, 1)],
     "few rows in pairs": [drawn_four_bits(torch.bfloat16, 2, 15)],
