@@ -131,6 +131,21 @@ def test_where_every_row_is_ignored_the_loss_is_nan_and_the_gradients_are_zero(j
     assert loss.isnan() and all(not g.any() for g in gradients if g is not None)
 
 
+@pytest.mark.parametrize("gradient", [float("inf"), float("nan")])
+@pytest.mark.parametrize("fn", [plain, summed, soft_capped], ids=lambda fn: fn.__name__)
+def test_ignored_rows_have_no_gradient_where_that_of_the_loss_is_no_finite_number(joint_of, fn, gradient):
+    """A sum divided by the number of words in a batch without any: its gradient is infinite, that of a row is 0."""
+    given, tangent = arguments(), torch.tensor(gradient, dtype=torch.float64)
+    joint, _ = joint_of(fn, *given)
+    made, products = chunk_losses(joint, 1)
+    assert products
+    for ignored in (slice(0, ROWS, 2), slice(None)):
+        given[3][ignored] = -100
+        for want, got in zip(run(joint, given, tangent)[1:4], run(made, given, tangent)[1:4], strict=True):
+            finite = want.isfinite()
+            assert torch.equal(finite, got.isfinite()) and torch.equal(want[finite], got[finite])
+
+
 def test_a_number_of_rows_that_does_not_divide(joint_of):
     given = arguments(rows=601)
     _, made, _ = check(joint_of, plain, given)

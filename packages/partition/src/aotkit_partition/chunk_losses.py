@@ -13,6 +13,10 @@ Note [Losses in chunks]
     are as large as weight and activation, and not the logits. (As in Liger kernels, Hsu et al. 2024, and Cut Cross
     Entropy, Wijmans et al. 2024; here it is found in a graph, whatever stands between the product and the loss.)
 
+    Only an infinite gradient, or nan, is not the same to ignored rows then: they have none at all, whatever the loss has
+    (it may be divided by the number of words, in a batch without any), and 0 times infinity is nan. So the gradient
+    that the results are multiplied by is 0 for ignored rows, and for sums over rows of which all are ignored.
+
     A region begins with the product that makes the logits. What depends on it has the same rows, or is a sum over
     them. It is left as it is, if anything else needs a value as large as the logits; if something in it needs what
     depends on all rows; if rows are weighed by gradients of their own; for float16, whose gradients vanish without the
@@ -89,6 +93,9 @@ class _Writer:
         for node in computed_before(region):
             region.seed.prepend(node)
         with self.graph.inserting_before(region.seed):
+            if region.backward is not None:
+                target, _, _, ignored = region.calls
+                self.ignored = self.call(_aten.eq.Scalar, target, ignored, region.backward)
             self.weight = self.write_weight()
             count = region.num_chunks
             places = [region.rows * k // count for k in range(count + 1)]
@@ -249,8 +256,15 @@ class _Writer:
         region, value = self.region, node.meta["val"]
         with self.graph.inserting_before(node):
             if node in region.linear:
-                assert region.backward is not None
-                total = self.call(_aten.mul.Tensor, total, arguments(region.backward)[0], node)
+                total = self.call(_aten.mul.Tensor, total, self.factor(node), node)
             total = self.as_type(total, value.dtype, node)
         inside = set(region.nodes)
         node.replace_all_uses_with(total, delete_user_cb=lambda user: user not in inside)
+
+    def factor(self, node: Node) -> Node:
+        """The gradient of the loss, for the rows that have one."""
+        backward = self.region.backward
+        assert backward is not None
+        by_row = node in self.region.kept
+        none = (_aten.unsqueeze.default, self.ignored, 1) if by_row else (_aten.all.default, self.ignored)
+        return self.call(_aten.masked_fill.Scalar, arguments(backward)[0], self.call(*none, node), 0, node)
