@@ -13,9 +13,9 @@ Note [Losses in chunks]
     are as large as weight and activation, and not the logits. (As in Liger kernels, Hsu et al. 2024, and Cut Cross
     Entropy, Wijmans et al. 2024; here it is found in a graph, whatever stands between the product and the loss.)
 
-    Only an infinite gradient, or nan, is not the same to ignored rows then: they have none at all, whatever the loss has
-    (it may be divided by the number of words, in a batch without any), and 0 times infinity is nan. So the gradient
-    that the results are multiplied by is 0 for ignored rows, and for sums over rows of which all are ignored.
+    Only a gradient that is infinite or nan is another matter for ignored rows: theirs is 0, whatever the loss's is (it
+    may be divided by the number of words, in a batch without any), and 0 times infinity is nan. So the gradient that
+    the results are multiplied by is 0 for ignored rows, and for sums over rows of which all are ignored.
 
     A region begins with the product that makes the logits. What depends on it has the same rows, or is a sum over
     them. It is left as it is, if anything else needs a value as large as the logits; if something in it needs what
