@@ -27,6 +27,26 @@ def test_an_op_without_a_rule_becomes_an_aten_call_with_a_reason(check):
     assert extern.target == "aten.logcumsumexp.default" and extern.reason
 
 
+@pytest.mark.parametrize("captured, called", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_calls_make_floats_of_integers_in_the_default_type_of_the_capture(captured, called):
+    """As a backward does that runs under another default type than its forward."""
+
+    def f(n):
+        special = torch.special
+        return special.zeta(n + 1, n), special.airy_ai(n.flip(0)), torch.polygamma(2, n), special.zeta(2.5, n), n * 2j
+
+    n = torch.arange(1, 5)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(captured)
+        want, compiled = f(n), compile_graph(make_fx(f, tracing_mode="fake")(n))
+        torch.set_default_dtype(called)
+        found = compiled([n])
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(tuple(found), want, rtol=0, atol=0)
+
+
 def test_library_ops_keep_their_reason(check):
     result = check(lambda a, b: (a @ b).relu(), torch.randn(4, 5), torch.randn(5, 6), tolerance=1e-5, aten=("mm",))
     assert "matrix products" in result.compiled.report().externs[0].reason

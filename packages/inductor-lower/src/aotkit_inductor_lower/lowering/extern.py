@@ -11,7 +11,7 @@ from ..symbolic import Expr
 from .context import LoweringContext
 from .values import FloatExpr, NodeValue, View
 
-__all__ = ["lower_extern"]
+__all__ = ["floats_of_integers", "lower_extern"]
 
 
 _QUANTIZING = frozenset(
@@ -37,13 +37,53 @@ def lower_extern(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
             "it gives a quantized tensor, and its fake value is that of an ordinary one",
             "use the operators of torch.ops.quantized_decomposed",
         )
-    args = tuple(_argument(ctx, node, arg) for arg in node.args)
+    dtype = floats_of_integers(node)
+    args = tuple(_argument(ctx, node, arg) if dtype is None else _converted(ctx, node, arg, dtype) for arg in node.args)
     kwargs = tuple((name, _argument(ctx, node, value)) for name, value in node.kwargs.items())
     mutated = _mutated(ctx, node, target, args, dict(kwargs))
     results, value = _results(ctx, node, target)
     mutates = tuple(dict.fromkeys(name for name, _ in mutated))
     ctx.steps.append(ExternCall(node.name, str(target), args, kwargs, results, mutates, reason, ctx.origin(node)))
     return value
+
+
+def floats_of_integers(node: Node) -> torch.dtype | None:
+    """The type that an elementwise operator of ATen's makes floats of its arguments in, all integers or bools: torch's
+    default when the graph was captured. The call would take the one of the moment, which a backward may find changed.
+    """
+    target, val = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or "dtype" in node.kwargs:
+        return None
+    if torch.Tag.pointwise not in target.tags or target._schema.is_mutable or not isinstance(val, torch.Tensor):
+        return None
+    given = [arg.meta["val"].dtype for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
+    if not given or not _is_inexact(val.dtype) or any(map(_is_inexact, given)):
+        return None
+    return val.dtype
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _converted(ctx: LoweringContext, node: Node, arg: object, dtype: torch.dtype) -> Arg:
+    """An argument, of tensors in ``dtype``."""
+    given = _argument(ctx, node, arg)
+    if not isinstance(arg, Node) or not isinstance(given, BufferRef) or given.number:
+        return given
+    converted = ctx.declare(f"{node.name}_{arg.name}", torch.empty_like(arg.meta["val"], dtype=dtype))
+    kwargs = (("dtype", Literal("dtype", str(dtype))),)
+    copy = ExternCall(
+        converted.buffer,
+        str(torch.ops.aten._to_copy.default),
+        (given,),
+        kwargs,
+        (converted.buffer,),
+        reason="a call would convert it to torch's default type",
+        origin=ctx.origin(node),
+    )
+    ctx.steps.append(copy)
+    return BufferRef(converted.buffer)
 
 
 def _argument(ctx: LoweringContext, node: Node, arg: object) -> Arg:
