@@ -8,15 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._guards import TracingContext
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import aotkit
+from aotkit.artifact.torch_state import default_dtype
+from aotkit.driver.lower import run_with_aten
 from aotkit_aot_trace.callables import TRACING_LOCK
 from aotkit_inductor_lower import compile_graph, decompositions
 
@@ -309,3 +313,42 @@ def test_a_backward_under_another_default_dtype_is_of_the_forwards(lowering: str
     options = {"fallback": "error", "cache": False, "lowering": lowering}
     found = gradients(torch.compile(fn, backend="aotkit", options=options))
     torch.testing.assert_close(found, gradients(fn), rtol=1e-14, atol=1e-14)
+
+
+def test_a_graph_that_aten_runs_says_its_types_and_leaves_torchs_default_alone() -> None:
+    """There is one for all threads: other backwards, and whatever else runs, would see it."""
+
+    def fn(n: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        compared, bits = (n + 2**24).gt(2**24 + 1.5), n.view(torch.float64)
+        made = torch.full((2,), 0.1), torch.arange(0, 1, 0.3), torch.pow(0.3, n), n * 2j
+        return n / 3, torch.special.zeta(n + 1, n), compared, bits, like / 3, n.to(torch.float32), *made
+
+    given = torch.arange(1, 5), torch.ones(2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        want, run = fn(*given), run_with_aten(make_fx(fn, tracing_mode="fake")(*given))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with mock.patch.object(torch, "set_default_dtype", side_effect=AssertionError("it was set")):
+        found = run(list(given))
+    torch.testing.assert_close(tuple(found), want, rtol=0, atol=0)
+
+
+def test_two_threads_that_set_the_default_dtype_leave_what_was_there() -> None:
+    inside, left = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with default_dtype(torch.float16):
+            inside.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=other)
+    with default_dtype(torch.float64):
+        thread.start()
+        inside.wait(0.05)  # which it is not before this thread has left
+    left.set()
+    thread.join()
+    try:
+        assert torch.get_default_dtype() is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -92,18 +93,23 @@ def settings() -> dict[str, Any]:
     }
 
 
+_SETS_DEFAULT_DTYPE = threading.RLock()
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Context in which ``dtype`` is torch's default. It is set, for all threads, only where it is another one."""
-    before = torch.get_default_dtype()
-    if before is dtype:
+    """Context in which ``dtype`` is torch's default. It is set, for all threads, only where it is another one, by one
+    thread at a time: another would take what this one sets for what was there before, and leave it so."""
+    if torch.get_default_dtype() is dtype:
         yield
         return
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with _SETS_DEFAULT_DTYPE:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def _precisions() -> tuple[str, ...]:

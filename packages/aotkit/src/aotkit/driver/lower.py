@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..frontend.tracing_context import publish_strides
 from ..options import Options
 from ..recorder import GraphRecord
 from .context import Boxed, CompileContext, Kind
+from .known_types import with_known_types
 from .shown import show_compiled
 
 __all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten"]
@@ -110,14 +112,15 @@ def asks_for_history(graph: torch.fx.GraphModule) -> bool:
 
 
 def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
-    """The graph itself, boxed. A backward may be called under another default dtype than it was captured with."""
-    dtype = torch.get_default_dtype()
+    """The graph itself, boxed. A backward may be called under another default dtype than it was captured with: see
+    Note [Default types of graphs] in :mod:`.known_types`."""
+    dtype, (known, reads) = torch.get_default_dtype(), with_known_types(graph)
 
     def run(args: list[Any]) -> Sequence[Any]:
         values = list(args)
         args.clear()
-        with default_dtype(dtype):
-            return graph(*values)  # type: ignore[no-any-return]
+        with default_dtype(dtype) if reads else nullcontext():
+            return known(*values)  # type: ignore[no-any-return]
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from ..analysis.default_types import floats_of_integers
 from ..ir import Arg, BufferRef, DType, ExternCall, Literal, SymInput
 from ..ops.aten import is_random
 from ..symbolic import Expr
 from .context import LoweringContext
 from .values import FloatExpr, NodeValue, View
 
-__all__ = ["floats_of_integers", "lower_extern"]
+__all__ = ["lower_extern"]
 
 
 _QUANTIZING = frozenset(
@@ -45,25 +46,6 @@ def lower_extern(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
     mutates = tuple(dict.fromkeys(name for name, _ in mutated))
     ctx.steps.append(ExternCall(node.name, str(target), args, kwargs, results, mutates, reason, ctx.origin(node)))
     return value
-
-
-def floats_of_integers(node: Node) -> torch.dtype | None:
-    """The type that an elementwise operator of ATen's makes floats of its arguments in, all integers or bools: torch's
-    default when the graph was captured. The call would take the one of the moment, which a backward may find changed.
-    """
-    target, val = node.target, node.meta.get("val")
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or "dtype" in node.kwargs:
-        return None
-    if torch.Tag.pointwise not in target.tags or target._schema.is_mutable or not isinstance(val, torch.Tensor):
-        return None
-    given = [arg.meta["val"].dtype for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
-    if not given or not _is_inexact(val.dtype) or any(map(_is_inexact, given)):
-        return None
-    return val.dtype
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _converted(ctx: LoweringContext, node: Node, arg: object, dtype: torch.dtype) -> Arg:
