@@ -57,6 +57,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "errors",
         "graph_partition",
         "graph_passes.freeze",
+        "graph_passes.known_types",
         "graph_passes.model_blocks",
         "launch_plan.codec",
         "launch_plan.facts",

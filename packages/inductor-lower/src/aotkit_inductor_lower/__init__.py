@@ -22,7 +22,7 @@ The stages are usable one by one: :func:`lower_graph` gives the loop IR of a gra
 Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.driver` (all passes),
 :mod:`.options`, :mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.launch_plan.facts`,
 :mod:`.targets.cpu` (processors),
-:mod:`.graph_partition`, :mod:`.graph_passes.freeze`.
+:mod:`.graph_partition`, :mod:`.graph_passes.freeze`, :mod:`.graph_passes.known_types`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import torch
 from aotkit_inductor_lower import LowerOptions, compile_to_program
 from aotkit_inductor_lower.driver import join_collectives, start_compile_workers
 from aotkit_inductor_lower.graph_partition import CompiledParts
+from aotkit_inductor_lower.graph_passes.known_types import with_known_types
 from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_partition.graph_text import graph_constants
 from aotkit_runtime_wrappers import schema_checks
@@ -24,7 +25,6 @@ from ..frontend.tracing_context import publish_strides
 from ..options import Options
 from ..recorder import GraphRecord
 from .context import Boxed, CompileContext, Kind
-from .known_types import with_known_types
 from .shown import show_compiled
 
 __all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten"]
@@ -113,7 +113,7 @@ def asks_for_history(graph: torch.fx.GraphModule) -> bool:
 
 def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
     """The graph itself, boxed. A backward may be called under another default dtype than it was captured with: see
-    Note [Default types of graphs] in :mod:`.known_types`."""
+    Note [Default types of graphs] in :mod:`aotkit_inductor_lower.graph_passes.known_types`."""
     dtype, (known, reads) = torch.get_default_dtype(), with_known_types(graph)
 
     def run(args: list[Any]) -> Sequence[Any]:

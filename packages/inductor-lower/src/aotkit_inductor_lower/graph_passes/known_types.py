@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from aotkit_inductor_lower.analysis.default_types import floats_of_integers, reads_default_type
+from ..analysis.default_types import floats_of_integers, reads_default_type
 
 __all__ = ["with_known_types"]
 
