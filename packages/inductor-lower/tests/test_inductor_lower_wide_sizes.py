@@ -75,6 +75,8 @@ def test_sizes_themselves_have_to_fit() -> None:
 
 def test_what_divides_by_zero_is_the_size_of_a_loop_that_never_runs() -> None:
     assert too_wide([floordiv(power(N, 3), M), mod(power(N, 3), M)], values(10**5, 0)) == ""
+    assert too_wide([floordiv(power(N, 3), N - M), mod(power(N, 3), N - M)], values(10**5, 10**5)) == ""
+    assert too_wide([smin(floordiv(power(N, 3), M), N), mod(power(N, 3), floordiv(N, M))], values(10**5, 0)) == ""
 
 
 def parts(expr: Expr, env: dict[Symbol, int]) -> list[int]:

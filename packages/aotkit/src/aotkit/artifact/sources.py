@@ -10,7 +10,8 @@ Note [Sources that are replaced]
     (``ctime``), which no installer sets: a wheel's files may be of 1980, and those that ``rsync`` or ``tar`` write as
     old as they were elsewhere. Later, before anything is written, each file must be the one that was read, by its
     place, size and time, which asks no clock; nor does the file that was imported first. All of it only looks, so it
-    works where nothing can be written. Sources in an archive are not looked at: there is no cache for them.
+    works where nothing can be written. Sources in an archive are not looked at: there is no cache for them, nor for
+    modules that have none, as where compiled code alone was installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,7 +82,11 @@ def _read(packages: tuple[str, ...]) -> _Sources:
             doubt = doubt or f"the sources of aotkit are in an archive ({path})"
             continue
         digest.update(name.encode() + b"\0")
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # every start reads them all
+        try:
+            file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # every start reads them all
+        except FileNotFoundError:
+            doubt = doubt or f"{path} was removed while it was to be read"
+            continue
         try:
             found = os.fstat(file)
             while part := os.read(file, 1 << 20):
@@ -94,7 +100,16 @@ def _read(packages: tuple[str, ...]) -> _Sources:
         doubt = (
             doubt or "the files of aotkit were replaced since this process imported it; start again to use the cache"
         )
-    return _Sources(digest.hexdigest(), tuple(files), doubt)
+    return _Sources(digest.hexdigest(), tuple(files), doubt or _without_source(packages, {path for path, _ in files}))
+
+
+def _without_source(packages: tuple[str, ...], files: Set[str]) -> str:
+    """Which module runs that is of none of the files: it was installed as compiled code alone, or removed since."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in packages and file and file not in files:
+            return f"the module {name} has no source there ({file})"
+    return ""
 
 
 def _changed(sources: _Sources) -> str:
@@ -116,11 +131,16 @@ def _files(packages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             yield folder + os.sep, ""
 
 
-def _files_within(folder: str) -> Iterator[tuple[str, str]]:
+def _files_within(folder: str, above: Set[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, str]]:
+    """Those of a folder that lies in others ``above``, which a link may lead back to."""
+    status = os.stat(folder)
+    if (here := (status.st_dev, status.st_ino)) in above:
+        return
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if entry.name.endswith(".py"):
-            yield entry.path, entry.name
+            if entry.is_file():  # some editors lock a file with a link to nothing beside it
+                yield entry.path, entry.name
         elif entry.name.isidentifier() and entry.name != "__pycache__" and entry.is_dir():
-            yield from _files_within(entry.path)
+            yield from _files_within(entry.path, above | {here})

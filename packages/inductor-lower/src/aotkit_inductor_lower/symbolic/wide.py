@@ -98,23 +98,25 @@ def _bound_of_call(call: Call, size: int) -> int:
     return math.isqrt(bounds[0]) if call.fn == "isqrt" else max(bounds)
 
 
-def _reach(expr: Expr, sizes: Mapping[Symbol, int]) -> int:
-    """How far from zero the sum of ``expr`` may come on the way."""
-    total = 0
+def _reach(expr: Expr, sizes: Mapping[Symbol, int]) -> tuple[int, int]:
+    """How far from zero the sum of ``expr`` may come on the way, and its value."""
+    reach = total = 0
     for monomial, factor in expr.terms:
-        part = abs(factor)
+        part = factor
         for atom in monomial:
-            if isinstance(atom, Symbol):
-                part *= abs(sizes[atom])
-                continue
-            reached = [_reach(arg, sizes) for arg in atom.args]
-            _fitting(reached[0], _MOST_WITHIN.get(atom.fn, _MOST))
-            if atom.fn in ("floordiv", "mod") and reached[1] == 0:
-                part = 0  # the size of a loop that never runs
-            else:
-                part *= abs(Expr((((atom,), 1),)).evaluate(sizes))
+            part *= sizes[atom] if isinstance(atom, Symbol) else _value_of_call(atom, sizes)
+        reach += abs(part)
         total += part
-    return _fitting(total, _MOST)
+    return _fitting(reach, _MOST), total
+
+
+def _value_of_call(call: Call, sizes: Mapping[Symbol, int]) -> int:
+    reached = [_reach(arg, sizes) for arg in call.args]
+    _fitting(reached[0][0], _MOST_WITHIN.get(call.fn, _MOST))
+    if call.fn in ("floordiv", "mod") and reached[1][1] == 0:
+        return 0  # the size of a loop that never runs
+    known = tuple(to_expr(value) for _, value in reached)
+    return Expr((((Call(call.fn, known),), 1),)).evaluate({})
 
 
 def _fitting(value: int, most: int) -> int:
