@@ -70,6 +70,7 @@ print(json.dumps(found))
 def test_files_that_are_replaced(tmp_path: Path) -> None:
     copied = tmp_path / "aotkit"
     shutil.copytree(Path(aotkit.__file__).parent, copied)
+    os.utime(copied / "errors.py", (2**31 - 1, 2**31 - 1))  # of an archive of another time zone, and more
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     command = [sys.executable, "-c", SCRIPT, str(copied)]
     printed = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE)

@@ -94,7 +94,7 @@ def _read(packages: tuple[str, ...]) -> _Sources:
         finally:
             os.close(file)
         files.append((path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)))
-        if max(found.st_mtime_ns, found.st_ctime_ns) > _import_time.IMPORTED_AT - _COARSE:
+        if _last_change(found) > _import_time.IMPORTED_AT - _COARSE:
             doubt = doubt or f"{path} is newer than this process's import of aotkit; start again to use the cache"
     if _import_time.identity(_import_time.__file__) != _import_time.FIRST_FILE:
         doubt = (
@@ -110,6 +110,12 @@ def _without_source(packages: tuple[str, ...], files: Set[str]) -> str:
         if name.partition(".")[0] in packages and file and file not in files:
             return f"the module {name} has no source there ({file})"
     return ""
+
+
+def _last_change(found: os.stat_result) -> int:
+    """In nanoseconds. An archive of another time zone may have set the file's own time to one that is yet to come;
+    Windows keeps no other."""
+    return found.st_ctime_ns if os.name == "posix" else found.st_mtime_ns
 
 
 def _changed(sources: _Sources) -> str:
