@@ -505,3 +505,18 @@ def test_a_value_that_passes_64_bits() -> None:
     assert torch.equal(function(torch.ones(38)), torch.ones(38) + 38**12 % 50)
     with pytest.raises(SizeOverflowError, match="64 bits"):
         function(torch.ones(39))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda x, n: x.new_ones(n * 1000 % 7 + 1) + 1, lambda x, n: x + n * 1000 % 7, lambda x, n: x[n * 1000 % 7 :] * 2],
+    ids=["size", "value", "place"],
+)
+def test_integers_that_pass_64_bits_when_multiplied(run: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    """They are given to a call, as seeds are, and may be any: the product of a size and 1000 is no such number."""
+    function, x = torch.compile(run, backend="aotkit", dynamic=True), torch.arange(10.0)
+    for n in (5, 6, 2**40 + 3, 2**53 - 1, -(2**40)):
+        assert torch.equal(function(x, n), run(x, n))
+    for n in (2**60 + 1, 2**62 + 1, -(2**62) - 1):
+        with pytest.raises(SizeOverflowError, match="64 bits"):
+            function(x, n)

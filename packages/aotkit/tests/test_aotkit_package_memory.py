@@ -182,6 +182,18 @@ def _swaps(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + self.one
 
 
+def _swaps_and_returns(self: Any, given: torch.Tensor) -> Any:
+    old = self.one.clone()
+    self.one.copy_(self.two)
+    self.two.copy_(old + given)
+    return self.one, self.one[1:].view(-1, 1), self.one + self.two, old
+
+
+def _swaps_rows(self: Any, given: torch.Tensor) -> Any:
+    self.one.copy_(self.one.flip(0) + given)
+    return self.one[0], self.two.view(-1), self.one
+
+
 @pytest.mark.parametrize("decompositions", [None, {}], ids=["core", "none"])
 @pytest.mark.parametrize(
     "make",
@@ -189,8 +201,10 @@ def _swaps(self: Any, x: torch.Tensor) -> torch.Tensor:
         lambda: Holder(_writes, calls=torch.zeros(1), old=torch.zeros(4), new=torch.ones(4)),
         lambda: Holder(_swaps, one=torch.zeros(4), two=torch.ones(4)),
         lambda: nn.BatchNorm1d(4),
+        lambda: Holder(_swaps_and_returns, one=torch.zeros(3, 4), two=torch.ones(3, 4)),
+        lambda: Holder(_swaps_rows, one=x() * 2, two=x()),
     ],
-    ids=["writes", "swaps", "norm"],
+    ids=["writes", "swaps", "norm", "swaps and returns", "swaps rows"],
 )
 def test_decomposed_programs_write_what_they_wrote(make: Any, decompositions: Any, tmp_path: Path) -> None:
     model = make()
@@ -203,3 +217,28 @@ def test_decomposed_programs_write_what_they_wrote(make: Any, decompositions: An
         assert torch.equal(given, own)
         for name, value in model.named_buffers():
             torch.testing.assert_close(loaded.weights[name], value)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_what_is_returned_and_written_is_one_tensor(decomposed: bool, tmp_path: Path) -> None:
+    def add(self: Any, given: torch.Tensor) -> torch.Tensor:
+        held: torch.Tensor = self.total.add_(given)
+        return held
+
+    program = export(Holder(add, total=torch.zeros(3, 4)), (x(),))
+    loaded = packed(program.run_decompositions() if decomposed else program, path=tmp_path)
+    first = loaded(x())
+    loaded(x())
+    assert torch.equal(first, 2 * x())
+
+
+def test_sparse_weights_are_refused(tmp_path: Path) -> None:
+    model = Holder(lambda self, given: torch.sparse.mm(self.w, given), w=torch.eye(3).to_sparse())
+    with pytest.raises(aotkit.PackageError, match="the weight w is no plain tensor"):
+        packed(model, x(), path=tmp_path)
+
+
+def test_expanded_weights_may_become_nan(tmp_path: Path) -> None:
+    loaded = packed(Holder(lambda self, given: self.w + given, w=torch.ones(3, 1).expand(3, 4)), x(), path=tmp_path)
+    loaded.load_weights({"w": torch.tensor([[1.0], [float("nan")], [2.0]]).expand(3, 4)})
+    assert torch.equal(loaded(x()).isnan(), torch.tensor([[False], [True], [False]]).expand(3, 4))

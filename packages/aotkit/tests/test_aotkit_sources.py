@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +70,7 @@ print(json.dumps(found))
 def test_files_that_are_replaced(tmp_path: Path) -> None:
     copied = tmp_path / "aotkit"
     shutil.copytree(Path(aotkit.__file__).parent, copied)
+    os.utime(copied / "errors.py", (2**31 - 1, 2**31 - 1))  # of an archive of another time zone, and more
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     command = [sys.executable, "-c", SCRIPT, str(copied)]
     printed = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE)
@@ -116,3 +119,32 @@ def test_sources_in_an_archive_are_not_kept(monkeypatch: pytest.MonkeyPatch, tmp
     archive: Any = SimpleNamespace(submodule_search_locations=[str(tmp_path / "all.zip" / "aotkit")])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: archive)
     assert "in an archive" in sources._read.__wrapped__(("aotkit",)).doubt
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A package of one old module, which is imported."""
+    folder = tmp_path / "a_package_of_one_module"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sources._import_time, "IMPORTED_AT", 2**62)
+    importlib.import_module(folder.name)
+    yield folder
+    del sys.modules[folder.name]
+
+
+def test_what_lies_beside_modules_and_is_none(package: Path) -> None:
+    def read() -> Any:
+        return sources._read.__wrapped__((package.name,))
+
+    alone = read()
+    (package / ".#module.py").symlink_to("someone@somewhere.1")  # an editor's lock
+    (package / "folder.py").mkdir()
+    (package / "again").symlink_to(package)
+    assert read() == alone and alone.doubt == "" and len(alone.files) == 1
+
+
+def test_modules_without_sources_are_not_kept(package: Path) -> None:
+    (package / "__init__.py").unlink()
+    assert f"{package.name} has no source" in sources._read.__wrapped__((package.name,)).doubt

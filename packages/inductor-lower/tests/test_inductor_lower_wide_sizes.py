@@ -43,6 +43,12 @@ def test_ordinary_sizes_are_not_looked_at() -> None:
     assert largest_fitting_size(()) == 2**63 - 1
 
 
+def test_integers_of_a_call_may_be_any() -> None:
+    assert wide_parts([N * 4096, M * 4096, N], {Symbol("m", SymbolKind.SIZE)}) == (M * 4096,)
+    assert too_wide([M * 4096], values(1, 2**50)) == ""
+    assert too_wide([M * 4096], values(1, 2**51)) == str(M * 4096)
+
+
 def test_loop_variables_leave_the_strides() -> None:
     assert wide_parts([sym("i") * N * N * M, sym("j") * N * N * M]) == (N * N * M,)
 
@@ -75,6 +81,8 @@ def test_sizes_themselves_have_to_fit() -> None:
 
 def test_what_divides_by_zero_is_the_size_of_a_loop_that_never_runs() -> None:
     assert too_wide([floordiv(power(N, 3), M), mod(power(N, 3), M)], values(10**5, 0)) == ""
+    assert too_wide([floordiv(power(N, 3), N - M), mod(power(N, 3), N - M)], values(10**5, 10**5)) == ""
+    assert too_wide([smin(floordiv(power(N, 3), M), N), mod(power(N, 3), floordiv(N, M))], values(10**5, 0)) == ""
 
 
 def parts(expr: Expr, env: dict[Symbol, int]) -> list[int]:

@@ -74,8 +74,12 @@ def writable_part(weight: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tens
         return weight, value
     one = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in weight.stride())
     part, new = weight[one], value[one]
-    fits = not overlaps_itself(part.shape, part.stride()) and torch.equal(new.expand_as(value), value)
+    fits = not overlaps_itself(part.shape, part.stride()) and _same_numbers(new.expand_as(value), value)
     return (part, new) if fits else None
+
+
+def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _bytes_of(value: torch.Tensor) -> tuple[int, int]:

@@ -10,7 +10,8 @@ Note [Sources that are replaced]
     (``ctime``), which no installer sets: a wheel's files may be of 1980, and those that ``rsync`` or ``tar`` write as
     old as they were elsewhere. Later, before anything is written, each file must be the one that was read, by its
     place, size and time, which asks no clock; nor does the file that was imported first. All of it only looks, so it
-    works where nothing can be written. Sources in an archive are not looked at: there is no cache for them.
+    works where nothing can be written. Sources in an archive are not looked at: there is no cache for them, nor for
+    modules that have none, as where compiled code alone was installed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,7 +82,11 @@ def _read(packages: tuple[str, ...]) -> _Sources:
             doubt = doubt or f"the sources of aotkit are in an archive ({path})"
             continue
         digest.update(name.encode() + b"\0")
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # every start reads them all
+        try:
+            file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # every start reads them all
+        except FileNotFoundError:
+            doubt = doubt or f"{path} was removed while it was to be read"
+            continue
         try:
             found = os.fstat(file)
             while part := os.read(file, 1 << 20):
@@ -88,13 +94,28 @@ def _read(packages: tuple[str, ...]) -> _Sources:
         finally:
             os.close(file)
         files.append((path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)))
-        if max(found.st_mtime_ns, found.st_ctime_ns) > _import_time.IMPORTED_AT - _COARSE:
+        if _last_change(found) > _import_time.IMPORTED_AT - _COARSE:
             doubt = doubt or f"{path} is newer than this process's import of aotkit; start again to use the cache"
     if _import_time.identity(_import_time.__file__) != _import_time.FIRST_FILE:
         doubt = (
             doubt or "the files of aotkit were replaced since this process imported it; start again to use the cache"
         )
-    return _Sources(digest.hexdigest(), tuple(files), doubt)
+    return _Sources(digest.hexdigest(), tuple(files), doubt or _without_source(packages, {path for path, _ in files}))
+
+
+def _without_source(packages: tuple[str, ...], files: Set[str]) -> str:
+    """Which module runs that is of none of the files: it was installed as compiled code alone, or removed since."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in packages and file and file not in files:
+            return f"the module {name} has no source there ({file})"
+    return ""
+
+
+def _last_change(found: os.stat_result) -> int:
+    """In nanoseconds. An archive of another time zone may have set the file's own time to one that is yet to come;
+    Windows keeps no other."""
+    return found.st_ctime_ns if os.name == "posix" else found.st_mtime_ns
 
 
 def _changed(sources: _Sources) -> str:
@@ -116,11 +137,16 @@ def _files(packages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             yield folder + os.sep, ""
 
 
-def _files_within(folder: str) -> Iterator[tuple[str, str]]:
+def _files_within(folder: str, above: Set[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, str]]:
+    """Those of a folder that lies in others ``above``, which a link may lead back to."""
+    status = os.stat(folder)
+    if (here := (status.st_dev, status.st_ino)) in above:
+        return
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if entry.name.endswith(".py"):
-            yield entry.path, entry.name
+            if entry.is_file():  # some editors lock a file with a link to nothing beside it
+                yield entry.path, entry.name
         elif entry.name.isidentifier() and entry.name != "__pycache__" and entry.is_dir():
-            yield from _files_within(entry.path)
+            yield from _files_within(entry.path, above | {here})

@@ -149,7 +149,8 @@ def _inputs(program: ExportedProgram) -> list[_Input]:
             assert spec.target is not None
             held = program.state_dict if spec.target in program.state_dict else program.constants
             example = held[spec.target]
-            if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.device.type not in _DEVICES:
+            plain = type(example) in (torch.Tensor, torch.nn.Parameter) and example.layout is torch.strided
+            if not plain or example.device.type not in _DEVICES:
                 raise PackageError(
                     f"the weight {spec.target} is no plain tensor on the CPU or on CUDA, so it can't be packed"
                 )

@@ -5,12 +5,14 @@ Note [What a decomposed program writes]
     ``ExportedProgram.run_decompositions`` makes a graph functional: it returns the new values of the buffers and
     arguments that it writes to, before the user's results, and whoever runs the program copies them back. Compiled code
     writes itself, so these results become ``copy_`` calls at the end of the graph. Where there are several, the values
-    are cloned first: the new value of one may be the old one of another.
+    are cloned first: the new value of one may be the old one of another. A result that is such a value is what it was
+    copied to, as in the program's ``module()``; one that is an old value, or a view of it, is cloned before it is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +52,33 @@ def written_graph(program: ExportedProgram) -> WrittenGraph:
     values: Any = graph.graph_copy(program.graph_module.graph, copies)
     places = _placeholders_by_target(program, copies)
     writes = [(places[spec.target or ""], value) for spec, value in zip(specs, values, strict=True) if _is_write(spec)]
+    written = {value: place for place, value in writes}
+    old = {place for place, _ in writes}
+    returned = [value for spec, value in zip(specs, values, strict=True) if not _is_write(spec)]
+    returned = [written[value] if value in written else _kept(graph, value, old) for value in returned]
     if len(writes) > 1:
-        writes = [(place, _call(graph, torch.ops.aten.clone.default, (value,), value)) for place, value in writes]
+        writes = [(place, _clone(graph, value)) for place, value in writes]
     for place, value in writes:
         _call(graph, torch.ops.aten.copy_.default, (place, value), place)
-    graph.output(tuple(value for spec, value in zip(specs, values, strict=True) if not _is_write(spec)))
+    graph.output(tuple(returned))
     return WrittenGraph(GraphModule(program.graph_module, graph), results)
+
+
+def _kept(graph: Graph, value: Any, written: Set[Node]) -> Any:
+    """A result that stays as it is when those inputs are ``written``."""
+    return _clone(graph, value) if isinstance(value, Node) and _lies_in(value, written) else value
+
+
+def _lies_in(value: Node, inputs: Set[Node]) -> bool:
+    """Whether a value is one of those, or a view of one."""
+    views = value.target is operator.getitem
+    if isinstance(value.target, torch._ops.OpOverload):
+        views = any(result.alias_info is not None for result in value.target._schema.returns)
+    return value in inputs or (views and any(_lies_in(given, inputs) for given in value.all_input_nodes))
+
+
+def _clone(graph: Graph, value: Node) -> Node:
+    return _call(graph, torch.ops.aten.clone.default, (value,), value)
 
 
 def _is_write(spec: Any) -> bool:

@@ -21,7 +21,7 @@ from ..launch_plan.records import (
     View,
 )
 from ..ops.aten import out_overload
-from ..symbolic import Expr, wide_parts
+from ..symbolic import Expr, Symbol, SymbolKind, to_expr, wide_parts
 from .lifetimes import Lifetimes, find_lifetimes, with_frees
 from .reuse import find_reuses
 from .segments import Segment, segments
@@ -76,7 +76,15 @@ def _wide_sizes(program: Program) -> tuple[Expr, ...]:
     for nest in nests(program):
         found += [loop.size for loop in ranges_within(nest)]
         found += expressions(instructions(nest.stages))
-    return wide_parts(found)
+    return wide_parts(found, _integers(program))
+
+
+def _integers(program: Program) -> set[Symbol]:
+    """What a call is given, or computes, and no size of an input."""
+    given = {size for buffer in program.buffers if buffer.kind is BufferKind.INPUT for size in buffer.sizes}
+    sized = {name for name, _, kind, _ in program.symbol_sources if kind in ("size", "stride")}
+    symbols = (Symbol(name, SymbolKind.SIZE) for name in program.size_symbols if name not in sized)
+    return {symbol for symbol in symbols if to_expr(symbol) not in given}
 
 
 def _lives(lifetimes: Lifetimes, storage: Storage, kind: StorageClass) -> dict[str, tuple[int, int]]:

@@ -4,7 +4,8 @@ Note [Sizes beyond 64 bits]
     Python computes sizes exactly; kernels and the C++ runner compute them in 64 bits, where ``n ** 12 // 7 % 5`` is
     another number as soon as ``n ** 12`` passes 2**63. What a plan allocates by the one number, a kernel would fill by
     the other. So a plan lists its expressions that may come to this at sizes below 2**32 (``LaunchPlan.wide_sizes``),
-    and the first call with new sizes is refused where a part of one is too large, before anything runs.
+    or, where they are made of integers that a call is given, as a seed or a hash, at any that 64 bits hold; and the
+    first call with new sizes is refused where a part of one is too large, before anything runs.
 
     To ask costs next to nothing: up to a size that is known when the program is bound, no part of any of them is
     too large, and only beyond it are they computed.
@@ -16,7 +17,7 @@ Note [Sizes beyond 64 bits]
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from .expr import Call, Expr, to_expr
 from .terms import Symbol, SymbolKind
@@ -25,29 +26,31 @@ __all__ = ["largest_fitting_size", "too_wide", "wide_parts"]
 
 _MOST = 2**63 - 1
 _MOST_WITHIN = {"floordiv": 2**53, "isqrt": 2**50}
-_ORDINARY = 32  # bits of a size
+_ORDINARY, _LARGEST = 32, 63  # bits of a size, and of any number
 
 
 class _TooWide(Exception):
     pass
 
 
-def wide_parts(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
-    """What of these has a part that may be too large at sizes below 2**32, in order and without repetitions. Loop
-    variables and values are 1 there: what they reach is bounded by the sizes of buffers."""
+def wide_parts(exprs: Iterable[Expr], integers: Set[Symbol] = frozenset()) -> tuple[Expr, ...]:
+    """What of these has a part that may be too large at sizes below 2**32, in order and without repetitions; with one
+    of ``integers``, which are no sizes of tensors, below 2**63. Loop variables and values are 1 there: what they reach
+    is bounded by the sizes of buffers."""
     found: dict[Expr, None] = {}
     for expr in dict.fromkeys(exprs):
         if any(symbol.kind is SymbolKind.SIZE for symbol in expr.symbols):
             others = {symbol: to_expr(1) for symbol in expr.symbols if symbol.kind is not SymbolKind.SIZE}
             sizes = expr.substitute(others)
-            if _fitting_bits(sizes, _ORDINARY) < _ORDINARY:
+            ordinary = _ORDINARY if integers.isdisjoint(sizes.symbols) else _LARGEST
+            if _fitting_bits(sizes, ordinary) < ordinary:
                 found[sizes] = None
     return tuple(found)
 
 
 def largest_fitting_size(exprs: Iterable[Expr]) -> int:
     """Where no size exceeds this, every part of the expressions fits, as do the sizes themselves."""
-    return min([2 ** _fitting_bits(expr, 63) - 1 for expr in exprs], default=_MOST)
+    return min([2 ** _fitting_bits(expr, _LARGEST) - 1 for expr in exprs], default=_MOST)
 
 
 def too_wide(exprs: Iterable[Expr], sizes: Mapping[Symbol, int]) -> str:
@@ -98,23 +101,25 @@ def _bound_of_call(call: Call, size: int) -> int:
     return math.isqrt(bounds[0]) if call.fn == "isqrt" else max(bounds)
 
 
-def _reach(expr: Expr, sizes: Mapping[Symbol, int]) -> int:
-    """How far from zero the sum of ``expr`` may come on the way."""
-    total = 0
+def _reach(expr: Expr, sizes: Mapping[Symbol, int]) -> tuple[int, int]:
+    """How far from zero the sum of ``expr`` may come on the way, and its value."""
+    reach = total = 0
     for monomial, factor in expr.terms:
-        part = abs(factor)
+        part = factor
         for atom in monomial:
-            if isinstance(atom, Symbol):
-                part *= abs(sizes[atom])
-                continue
-            reached = [_reach(arg, sizes) for arg in atom.args]
-            _fitting(reached[0], _MOST_WITHIN.get(atom.fn, _MOST))
-            if atom.fn in ("floordiv", "mod") and reached[1] == 0:
-                part = 0  # the size of a loop that never runs
-            else:
-                part *= abs(Expr((((atom,), 1),)).evaluate(sizes))
+            part *= sizes[atom] if isinstance(atom, Symbol) else _value_of_call(atom, sizes)
+        reach += abs(part)
         total += part
-    return _fitting(total, _MOST)
+    return _fitting(reach, _MOST), total
+
+
+def _value_of_call(call: Call, sizes: Mapping[Symbol, int]) -> int:
+    reached = [_reach(arg, sizes) for arg in call.args]
+    _fitting(reached[0][0], _MOST_WITHIN.get(call.fn, _MOST))
+    if call.fn in ("floordiv", "mod") and reached[1][1] == 0:
+        return 0  # the size of a loop that never runs
+    known = tuple(to_expr(value) for _, value in reached)
+    return Expr((((Call(call.fn, known),), 1),)).evaluate({})
 
 
 def _fitting(value: int, most: int) -> int:
