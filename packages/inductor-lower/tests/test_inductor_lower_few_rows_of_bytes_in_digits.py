@@ -116,6 +116,15 @@ def test_other_lengths_and_types_are_floats(k: int, dtype: torch.dtype, ways: li
     assert not ways
 
 
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_levels_without_the_instruction_take_floats(processor: str, ways: list[str]) -> None:
+    x, w = torch.randn(1, 128).bfloat16(), torch.randint(-128, 128, (40, 128), dtype=torch.int8)
+    graph = make_fx(lambda x, w: x @ w.to(x.dtype).t(), tracing_mode="fake")(x, w)
+    got = compile_graph(graph, options=LowerOptions(contractions="generated", processor=processor))([x, w])[0]
+    torch.testing.assert_close(got, (x.double() @ w.double().t()).bfloat16(), rtol=1.6e-2, atol=1e-2)
+    assert not ways
+
+
 @pytest.mark.parametrize("threads", [2, 3])
 def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     made, before = compiled(1024, 2115), torch.get_num_threads()

@@ -145,8 +145,10 @@ def _of_halves(kernel: Kernel, form: Form, target: Machine, known: dict[str, str
 
 
 def _of_bytes_in_digits(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
-    byte = widened_bytes(kernel, form) if isinstance(form, FewRowsSite) else None
-    if byte is None or not isinstance(form, FewRowsSite):
+    if not isinstance(form, FewRowsSite) or not multiplies_bytes(target):
+        return None
+    byte = widened_bytes(kernel, form)
+    if byte is None:
         return None
     return FewRowsOfBytesInDigits(kernel, form, target, known, byte).emit
 
