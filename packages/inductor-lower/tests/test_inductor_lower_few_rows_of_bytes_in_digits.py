@@ -15,7 +15,8 @@ from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes
 from aotkit_inductor_lower.targets.cpu.render import few_rows_of_bytes_in_digits as in_digits
 
-pytestmark = pytest.mark.skipif(not multiplies_bytes(host_machine()), reason="needs AVX-512 VNNI")
+needs_instruction = pytest.mark.skipif(not multiplies_bytes(host_machine()), reason="there is no AVX-512 VNNI")
+LEVELS = ["x86-64", "x86-64-v3", *(["x86-64-v4"] if host_machine().vector_bits == 512 else [])]
 
 
 def gated(k: int) -> torch.Tensor:
@@ -76,6 +77,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@needs_instruction
 @pytest.mark.parametrize("chunk", [64, 256, in_digits.CHUNK])
 @pytest.mark.parametrize(("k", "columns"), [(64, 67), (320, 130), (1024, 17), (4160, 19)])
 def test_sums_are_those_of_float64(
@@ -94,6 +96,7 @@ def test_sums_are_those_of_float64(
         assert ((call([x, w])[0].double() - true).abs() <= bound).all(), name
 
 
+@needs_instruction
 @pytest.mark.parametrize("number", [float("inf"), -float("inf"), float("nan")])
 def test_infinities_and_nans_are_those_of_floats(number: float, ways: list[str]) -> None:
     made = compiled(4160, 40)
@@ -116,7 +119,7 @@ def test_other_lengths_and_types_are_floats(k: int, dtype: torch.dtype, ways: li
     assert not ways
 
 
-@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("processor", LEVELS)
 def test_levels_without_the_instruction_take_floats(processor: str, ways: list[str]) -> None:
     x, w = torch.randn(1, 128).bfloat16(), torch.randint(-128, 128, (40, 128), dtype=torch.int8)
     graph = make_fx(lambda x, w: x @ w.to(x.dtype).t(), tracing_mode="fake")(x, w)
