@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-__all__ = ["FIRST_FILE", "IMPORTED_AT", "identity"]
+__all__ = ["FIRST_FILE", "IMPORTED_AT", "identity", "identity_of"]
 
 
 def identity(path: str) -> tuple[int, ...]:
@@ -14,6 +14,11 @@ def identity(path: str) -> tuple[int, ...]:
         found = os.stat(path)
     except OSError:
         return ()
+    return identity_of(found)
+
+
+def identity_of(found: os.stat_result) -> tuple[int, ...]:
+    """The same of a file that was looked at."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

@@ -93,7 +93,7 @@ def _read(packages: tuple[str, ...]) -> _Sources:
                 digest.update(part)
         finally:
             os.close(file)
-        files.append((path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)))
+        files.append((path, _import_time.identity_of(found)))
         if _last_change(found) > _import_time.IMPORTED_AT - _COARSE:
             doubt = doubt or f"{path} is newer than this process's import of aotkit; start again to use the cache"
     if _import_time.identity(_import_time.__file__) != _import_time.FIRST_FILE:

@@ -35,7 +35,7 @@ __all__ += [
     "plain_left",
     "product_form",
 ]
-__all__ += ["product_of", "tiled_product"]
+__all__ += ["product_of", "tiled_product", "widened_along_sum"]
 
 LEAST_IN_TILES = (6, 8, 4)  # rows, columns, summed: of less there is no tile
 
@@ -92,8 +92,9 @@ def packed_form(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) 
     if not isinstance(site, MatmulSite):
         return None
     right = computed_by(kernel, site.right)
-    narrow = multiplies_pairs(target) and _widened(right) is not None
-    load = _widened(right) if narrow else right[0] if len(right) == 1 else None
+    halves = _widened(right, DType.BF16, DType.F32) if multiplies_pairs(target) else None
+    narrow = halves is not None
+    load = halves if narrow else right[0] if len(right) == 1 else None
     if not isinstance(load, Load) or load.mask is not None:
         return None
     panels = replace(panels_of_tiles(site, target), group=2 if narrow else 1)
@@ -193,10 +194,8 @@ def grouped_product(kernel: Kernel, target: Machine) -> GroupedProduct | None:
         return None
     group = 4 if site.reduce.dtype is DType.I32 else 2
     values = site.left, site.right
-    if group == 4:
-        left, right = (_loaded_byte(kernel, value) for value in values)
-    else:
-        left, right = (_widened(computed_by(kernel, value)) for value in values)
+    narrow = DType.I8 if group == 4 else DType.BF16
+    left, right = (_widened(computed_by(kernel, value), narrow, site.reduce.dtype) for value in values)
     inner, steps = Symbol(site.inner.symbol), site.inner.extent.constant
     if left is None or right is None or steps is None or left.indices[0].coefficient(inner) != 1:
         return None
@@ -212,12 +211,14 @@ def grouped_product(kernel: Kernel, target: Machine) -> GroupedProduct | None:
     return GroupedProduct(site, left, right, panels)
 
 
-def _widened(body: tuple[Instr, ...]) -> Load | None:
-    """The load of a factor that was bfloat16 and nothing else is computed of."""
-    load, *others = body
-    plain = isinstance(load, Load) and load.mask is None and load.dtype is DType.BF16
-    casts = all(isinstance(i, Compute) and i.op == "cast" and i.dtype is DType.F32 for i in others)
-    return load if plain and len(others) == 1 and casts and isinstance(load, Load) else None
+def _widened(body: Sequence[Instr], narrow: DType, wide: DType) -> Load | None:
+    """The load of a factor that was of a narrower type, and that nothing else is computed of."""
+    if len(body) != 2:
+        return None
+    load, cast = body
+    if not isinstance(load, Load) or load.mask is not None or load.dtype is not narrow:
+        return None
+    return load if isinstance(cast, Compute) and cast.op == "cast" and cast.dtype is wide else None
 
 
 def has_tiles(target: Machine) -> bool:
@@ -242,18 +243,22 @@ def multiplies_few_bytes(target: Machine) -> bool:
 
 def bytes_of(kernel: Kernel, site: FewRowsSite) -> tuple[Load, Load] | None:
     """The loads of bytes that both factors are, if the right ones follow each other along the sum."""
-    left, right = (_loaded_byte(kernel, value) for value in (site.left, site.right))
-    if left is None or right is None or len(site.inner) != 1:
+    left, right = _loaded_byte(kernel, site.left), widened_along_sum(kernel, site, DType.I8)
+    return None if left is None or right is None else (left, right)
+
+
+def widened_along_sum(kernel: Kernel, site: FewRowsSite, dtype: DType) -> Load | None:
+    """The load of the matrix, where that has this type, lies along the one summed loop and is only widened on the way
+    to the type that is summed in."""
+    load = _widened(computed_by(kernel, site.right), dtype, site.reduce.dtype)
+    if load is None or len(site.inner) != 1:
         return None
-    return (left, right) if right.indices[0].coefficient(Symbol(site.inner[0].symbol)) == 1 else None
+    return load if load.indices[0].coefficient(Symbol(site.inner[0].symbol)) == 1 else None
 
 
 def _loaded_byte(kernel: Kernel, value: str) -> Load | None:
     """The byte that a factor is widened from."""
-    load, *others = computed_by(kernel, value)
-    plain = isinstance(load, Load) and load.mask is None and load.dtype is DType.I8
-    casts = all(isinstance(i, Compute) and i.op == "cast" and i.dtype is DType.I32 for i in others)
-    return load if plain and len(others) == 1 and casts and isinstance(load, Load) else None
+    return _widened(computed_by(kernel, value), DType.I8, DType.I32)
 
 
 def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:

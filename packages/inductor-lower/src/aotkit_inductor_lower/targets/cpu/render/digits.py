@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from .arithmetic import Ops
 from .emitter import Ssa, imm, vector_type
 
-__all__ = ["FRACTION", "digits_of", "float_sum", "powers_of", "whole_sum"]
+__all__ = ["FRACTION", "digits_of", "dot_bytes", "float_sum", "powers_of", "whole_sum"]
 
 LEAST = 27  # the biased exponent of 2**-100: of less than ``2**(-100 - bits)`` another way computes each product
+DOT = "llvm.x86.avx512.vpdpbusd.512"
 FRACTION = 23  # bits of a float behind its exponent
 
 
@@ -39,6 +40,13 @@ def digits_of(ops: Ops, value: Ssa, count: int, bits: int) -> tuple[list[Ssa], S
         digits.append(ops.op("ashr", ops.op("shl", rest, above), above))
         rest = ops.op("ashr", ops.op("sub", rest, digits[-1]), by)
     return [*digits, rest], em.pure(wide, f"sext {differs.typed} to {wide}", differs)
+
+
+def dot_bytes(ops: Ops, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
+    """Products of bytes, added to ``total`` in groups of four."""
+    ops.em.declare(DOT, total.type, [total.type, unsigned.type, signed.type])
+    text = f"call {total.type} @{DOT}({total.typed}, {unsigned.typed}, {signed.typed})"
+    return ops.em.pure(total.type, text, total, unsigned, signed)
 
 
 def whole_sum(ops: Ops, sums: Sequence[Ssa]) -> Ssa:

@@ -215,6 +215,12 @@ class FewRowsEmitter(KernelEmitter):
         text = f"call {self.vector_type} @{name}({a.typed}, {b.typed}, {total.typed})"
         return self.em.pure(self.vector_type, text, a, b, total)
 
+    def over_lanes(self, op: str, value: Ssa) -> Ssa:
+        """All lanes of a vector of i32, added up or joined by another operator."""
+        symbol = f"llvm.vector.reduce.{op}.v{self.across}i32"
+        self.em.declare(symbol, "i32", [value.type])
+        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
+
     def prefetch(self, ahead: Expr, copies: int, locality: int) -> None:
         """The matrix's lines that will be read ``ahead`` of the place entered, where they lie along its vector. The
         processor's own prefetching does not follow short pieces of rows, nor narrow numbers far enough."""

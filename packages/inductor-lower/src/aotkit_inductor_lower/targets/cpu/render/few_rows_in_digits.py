@@ -22,12 +22,11 @@ from collections.abc import Sequence
 from ....kernel_ir.matmul_site import FewRowsSite
 from ..machine import Machine
 from .context import Vector
-from .digits import whole_sum
+from .digits import dot_bytes, whole_sum
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_pairs import BYTES, FewRowsInPairs, multiplies_pairs
 from .few_rows_in_panels import Place
-from .few_rows_of_bytes import DOT
 from .groups_in_digits import DIGITS, GroupsInDigits
 
 __all__ = ["FewRowsInDigits", "multiplies_digits", "suits_digits"]
@@ -68,7 +67,7 @@ class FewRowsInDigits(GroupsInDigits, FewRowsInPairs):
             numbers = self._bytes_of_numbers(vector, at)
             left = [self._steps_of_left(digit, at) for digit in range(DIGITS)]
             products = [(numbers[part, copy], left[digit]) for digit in range(DIGITS) for _, part, copy in each]
-            sums = [self._dot_bytes(total, *pair) for total, pair in zip(sums, products, strict=True)]
+            sums = [dot_bytes(self.ops, total, *pair) for total, pair in zip(sums, products, strict=True)]
         return sums
 
     def _bytes_of_numbers(self, vector: Vector, k: Ssa) -> dict[tuple[int, int], Ssa]:
@@ -109,8 +108,3 @@ class FewRowsInDigits(GroupsInDigits, FewRowsInPairs):
         place = self.digit(digit, self.left_offset(imm(0), k))
         steps = em.splat(em.here("i32", f"load i32, ptr {place.text}, align {STEPS}"), self.across)
         return em.pure(BYTES, f"bitcast {steps.typed} to {BYTES}", steps)
-
-    def _dot_bytes(self, total: Ssa, numbers: Ssa, left: Ssa) -> Ssa:
-        self.em.declare(DOT, total.type, [total.type, BYTES, BYTES])
-        text = f"call {total.type} @{DOT}({total.typed}, {numbers.typed}, {left.typed})"
-        return self.em.pure(total.type, text, total, numbers, left)

@@ -29,7 +29,7 @@ from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_panels import FewRowsInPanels, Panels, Place
 
-__all__ = ["FewRowsInPairs", "multiplies_pairs", "pairs_of"]
+__all__ = ["FewRowsInPairs", "is_bfloat16", "multiplies_pairs", "pairs_of"]
 
 LEAST = "0x39B0000000000000"  # 2**-100
 DOT, LOOK_UP = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.x86.avx512.permvar.hi.512"
@@ -61,7 +61,7 @@ def pairs_of(kernel: Kernel, site: FewRowsSite, panels: Panels, columns: int = L
     if panels.bits is None or panels.parts.extent.constant != 2 or width != columns or group is None or group % 4:
         return None
     byte = _byte_of(computed_by(kernel, panels.bits), panels)
-    if byte is None or not _is_bfloat16(computed_by(kernel, site.left)):
+    if byte is None or not is_bfloat16(computed_by(kernel, site.left)):
         return None
     steps = [byte.indices[0].coefficient(Symbol(loop.symbol)) for loop in (site.columns, site.inner[-1])]
     return byte if steps == [1, width] else None
@@ -81,7 +81,7 @@ def _byte_of(made: Sequence[Instr], panels: Panels) -> Load | None:
     return byte if isinstance(byte, Load) and byte.dtype is DType.U8 and byte.mask is None else None
 
 
-def _is_bfloat16(left: Sequence[Instr]) -> bool:
+def is_bfloat16(left: Sequence[Instr]) -> bool:
     """Whether the left factor is bfloat16, widened."""
     types = {i.result: i.dtype for i in left if isinstance(i, Compute | Load)}
     last = left[-1]

@@ -160,8 +160,8 @@ class FewRowsInShortDigits(FewRowsInPanels):
                     other = em.shuffle(some, some, "i32", [(lane + by) % self.across for lane in range(self.across)])
                     some = ops.op("add", some, other)
                 found.append(some)
-        total = self._lanes("add", functools.reduce(functools.partial(ops.op, "add"), totals))
-        return total, self._lanes("smax", functools.reduce(self._larger, found))
+        total = self.over_lanes("add", functools.reduce(functools.partial(ops.op, "add"), totals))
+        return total, self.over_lanes("smax", functools.reduce(self._larger, found))
 
     def _larger(self, a: Ssa, b: Ssa) -> Ssa:
         lanes = self.across if "x" in a.type else 1
@@ -184,7 +184,7 @@ class FewRowsInShortDigits(FewRowsInPanels):
             return [em.pure(wide, f"call {wide} @{symbol}({before[0].typed}, {size.typed})", before[0], size)]
 
         first = carried([Ssa("zeroinitializer", wide)])
-        return self._lanes("umax", self.em.loop(imm(0), imm(self.size), self.across, first, compare, "largest")[0])
+        return self.over_lanes("umax", self.em.loop(imm(0), imm(self.size), self.across, first, compare, "largest")[0])
 
     def _lanes(self, op: str, value: Ssa) -> Ssa:
         symbol = f"llvm.vector.reduce.{op}.v{self.across}i32"

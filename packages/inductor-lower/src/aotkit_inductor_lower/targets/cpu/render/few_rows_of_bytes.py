@@ -27,6 +27,7 @@ from ..machine import Machine
 from ..products import bytes_of
 from .body import emit_body
 from .context import Vector
+from .digits import dot_bytes
 from .emitter import Ssa, imm, vector_type
 from .few_rows import FewRowsEmitter, carried
 from .tile import ALIGNED
@@ -38,7 +39,6 @@ STRIP = 64
 AHEAD = 1 << 13  # bytes
 AHEAD_IN_ORDER = 1 << 10  # where columns are read one after the other
 MOST_IN_ORDER = 2  # rows
-DOT = "llvm.x86.avx512.vpdpbusd.512"
 
 
 class FewRowsOfBytes(FewRowsEmitter):
@@ -183,13 +183,8 @@ class FewRowsOfBytes(FewRowsEmitter):
 
     def dot(self, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
         """Products of bytes, added to ``total`` in groups of four."""
-        wide = self.vector_type
-        self.em.declare(DOT, wide, [wide, self.bytes_type, self.bytes_type])
-        text = f"call {wide} @{DOT}({total.typed}, {unsigned.typed}, {signed.typed})"
-        return self.em.pure(wide, text, total, unsigned, signed)
+        return dot_bytes(self.ops, total, unsigned, signed)
 
     def _total(self, value: Ssa) -> Ssa:
         """All lanes, added up."""
-        symbol = f"llvm.vector.reduce.add.v{self.across}i32"
-        self.em.declare(symbol, "i32", [self.vector_type])
-        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
+        return self.over_lanes("add", value)

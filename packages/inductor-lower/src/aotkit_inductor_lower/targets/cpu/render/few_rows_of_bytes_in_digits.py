@@ -8,8 +8,7 @@ Note [Bytes and digits]
 
     Chunks in which a number is not 0 and so much smaller than the largest that digits do not have all of its bits are
     multiplied as floats, as are those with an infinity or a nan. A bfloat16 has 8 bits, and digits have all of them
-    down to 2**-22 of the largest: with three digits, to 2**-14, every second chunk behind a gate had a smaller one. A
-    float32 has too many bits.
+    down to 2**-22 of the largest, with three down to 2**-14. A float32 has too many bits.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from ....ir import Compute, DType, Instr, Load
+from ....ir import DType, Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
-from ....symbolic import Symbol
 from ..machine import Machine
-from ..products import computed_by
+from ..products import computed_by, widened_along_sum
 from .body import emit_body
 from .context import Vector
-from .digits import digits_of, float_sum, powers_of
+from .digits import digits_of, dot_bytes, float_sum, powers_of
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_along_sums import FewRowsAlongSums
-from .few_rows_of_bytes import DOT
+from .few_rows_in_pairs import is_bfloat16
 
 __all__ = ["FewRowsOfBytesInDigits", "widened_bytes"]
 
@@ -42,26 +40,13 @@ def widened_bytes(kernel: Kernel, site: FewRowsSite) -> Load | None:
     """The load of the matrix, where that is bytes along the sum, in whole lines, and one row of bfloat16 is multiplied
     with it, both only widened."""
     outer = [loop for loop in kernel.grid[:-1] if loop is not site.rows]
-    if site.count != 1 or site.reduce.dtype is not DType.F32 or len(site.inner) != 1 or outer:
+    if site.count != 1 or site.reduce.dtype is not DType.F32 or outer:
         return None
     if not (size := site.inner[0].extent.constant) or size % LINE:
         return None
-    left = {getattr(i, "result", ""): i for i in computed_by(kernel, site.left)}
-    if _dtype(left.get(_widened(left.get(site.left)))) is not DType.BF16:
+    if not is_bfloat16(computed_by(kernel, site.left)):
         return None
-    load, *others = computed_by(kernel, site.right)
-    if not isinstance(load, Load) or load.mask is not None or load.dtype is not DType.I8 or len(others) != 1:
-        return None
-    alone = _widened(others[0]) == load.result
-    return load if alone and load.indices[0].coefficient(Symbol(site.inner[0].symbol)) == 1 else None
-
-
-def _widened(instr: Instr | None) -> str:
-    return instr.args[0] if isinstance(instr, Compute) and instr.op == "cast" else ""
-
-
-def _dtype(instr: Instr | None) -> DType | None:
-    return instr.dtype if isinstance(instr, Load | Compute) else None
+    return widened_along_sum(kernel, site, DType.I8)
 
 
 class FewRowsOfBytesInDigits(FewRowsAlongSums):
@@ -96,11 +81,11 @@ class FewRowsOfBytesInDigits(FewRowsAlongSums):
         em, high, chunk = self.em, self._end(low), self._chunk(low)
         none = Ssa("zeroinitializer", self.words)
         (most,) = em.loop(low, high, self.across, carried([none]), self._larger, "largest")
-        power, unit = powers_of(self.ops, self._lanes("umax", most), BITS)
+        power, unit = powers_of(self.ops, self.over_lanes("umax", most), BITS)
         em.effect(f"store {unit.typed}, ptr {em.element('i32', self.unit_of_chunk, chunk).text}")
         write = functools.partial(self._write_digits, em.splat(power, self.across))
         (seen,) = em.loop(low, high, self.across, carried([none]), write, "digits")
-        exact = em.here("i1", f"icmp eq {self._lanes('or', seen).typed}, 0")
+        exact = em.here("i1", f"icmp eq {self.over_lanes('or', seen).typed}, 0")
         byte = em.here("i8", f"zext {exact.typed} to i8")
         em.effect(f"store {byte.typed}, ptr {em.element('i8', self.exact, chunk).text}")
         sums = em.loop(low, high, LINE, carried([none] * DIGITS), self._add_digits, "line")
@@ -126,16 +111,11 @@ class FewRowsOfBytesInDigits(FewRowsAlongSums):
     def _add_digits(self, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
         """128 times the digits of a line."""
         added = self.em.splat(imm(-128, "i8"), LINE)
-        return [self._dot(total, added, self._line(digit, k)) for digit, total in enumerate(sums)]
+        return [dot_bytes(self.ops, total, added, self._line(digit, k)) for digit, total in enumerate(sums)]
 
     def _floats(self, k: Ssa) -> Ssa:
         assert self.copied is not None
         return self.load(self.copied, self.left_offset(imm(0), k))
-
-    def _lanes(self, op: str, value: Ssa) -> Ssa:
-        symbol = f"llvm.vector.reduce.{op}.v{self.across}i32"
-        self.em.declare(symbol, "i32", [value.type])
-        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
 
     # -- places --------------------------------------------------------------------------------------------
 
@@ -198,7 +178,7 @@ class FewRowsOfBytesInDigits(FewRowsAlongSums):
             self.leave()
             byte = self.ops.op("xor", signed, self.em.splat(imm(-128, "i8"), LINE))
             mine = sums[column * DIGITS : (column + 1) * DIGITS]
-            result += [self._dot(total, byte, digit) for total, digit in zip(mine, digits, strict=True)]
+            result += [dot_bytes(self.ops, total, byte, digit) for total, digit in zip(mine, digits, strict=True)]
         return result
 
     def _sum_floats(self, columns: int, at: Ssa, low: Ssa, high: Ssa, _: Ssa, sums: list[Ssa]) -> list[Ssa]:
@@ -208,8 +188,3 @@ class FewRowsOfBytesInDigits(FewRowsAlongSums):
         more = functools.partial(self.ops.op, "fadd")
         each = [found[column * self.vectors : (column + 1) * self.vectors] for column in range(columns)]
         return [functools.reduce(more, vectors, total) for vectors, total in zip(each, sums, strict=True)]
-
-    def _dot(self, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
-        self.em.declare(DOT, self.words, [self.words, self.bytes_type, self.bytes_type])
-        text = f"call {self.words} @{DOT}({total.typed}, {unsigned.typed}, {signed.typed})"
-        return self.em.pure(self.words, text, total, unsigned, signed)

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import functools
 
-from ....ir import Compute, DType, Instr, Load
+from ....ir import DType, Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
-from ....symbolic import Symbol
 from ..machine import Machine
-from ..products import computed_by
+from ..products import widened_along_sum
 from .body import emit_body
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
@@ -31,19 +30,7 @@ UPPER = -(1 << 16)  # the bits of a word's second number
 
 def halves_of(kernel: Kernel, site: FewRowsSite) -> Load | None:
     """The load of the matrix, where that is bfloat16 along the sum, only widened on the way."""
-    body = computed_by(kernel, site.right)
-    if site.reduce.dtype is not DType.F32 or len(site.inner) != 1 or len(body) != 2:
-        return None
-    load, widened = body
-    if not isinstance(load, Load) or load.dtype is not DType.BF16 or load.mask is not None:
-        return None
-    if not _widens(widened, load) or load.indices[0].coefficient(Symbol(site.inner[0].symbol)) != 1:
-        return None
-    return load
-
-
-def _widens(instr: Instr, load: Load) -> bool:
-    return isinstance(instr, Compute) and instr.op == "cast" and instr.args == (load.result,)
+    return widened_along_sum(kernel, site, DType.BF16) if site.reduce.dtype is DType.F32 else None
 
 
 class FewRowsOfHalves(FewRowsAlongSums):

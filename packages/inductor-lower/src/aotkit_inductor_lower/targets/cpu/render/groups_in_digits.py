@@ -65,10 +65,10 @@ class GroupsInDigits(FewRowsInPanels):
 
         seen, *sums = em.loop(imm(0), self.padded(), self.across, carried([none] * (1 + DIGITS)), write, "digits")
         for digit, total in enumerate(sums):
-            eightfold = em.here("i32", f"mul {self._lanes('add', total).typed}, -8")
+            eightfold = em.here("i32", f"mul {self.over_lanes('add', total).typed}, -8")
             place = em.add(em.mul(group, imm(DIGITS)), imm(digit))
             em.effect(f"store {eightfold.typed}, ptr {em.element('i32', self.begins, place).text}")
-        exact = em.here("i1", f"icmp eq {self._lanes('or', seen).typed}, 0")
+        exact = em.here("i1", f"icmp eq {self.over_lanes('or', seen).typed}, 0")
         byte = em.here("i8", f"zext {exact.typed} to i8")
         em.effect(f"store {byte.typed}, ptr {em.element('i8', self.exact, group).text}")
 
@@ -79,11 +79,6 @@ class GroupsInDigits(FewRowsInPanels):
     def keep_digit(self, bytes_: Ssa, digit: int, place: Ssa) -> None:
         """Writes a digit of as many steps as a vector has lanes."""
         self.em.effect(f"store {bytes_.typed}, ptr {self.digit(digit, place).text}, align {self.across}")
-
-    def _lanes(self, op: str, value: Ssa) -> Ssa:
-        symbol = f"llvm.vector.reduce.{op}.v{self.across}i32"
-        self.em.declare(symbol, "i32", [value.type])
-        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
 
     # -- sums ----------------------------------------------------------------------------------------------
 
