@@ -28,6 +28,7 @@ from .frontend.inputs import (
     accumulates_gradients,
     attribute_tensors,
     calls_flex_attention,
+    fake_of_the_program,
     has_lists,
     unsupported_input,
 )
@@ -145,6 +146,8 @@ def _compile_plain(
     values = [*example_inputs, *attributes]
     ranks = RankCheck.of(gm, values, options)
     reason = unsupported_input(values, kernels=options.lowering == "kernels")
+    if reason is None and options.lowering == "kernels":
+        reason = fake_of_the_program(values)
     if reason is not None:
         if ranks is not None:
             ranks.failed(reason, runs_eagerly=options.fallback == "eager")
