@@ -26,7 +26,8 @@ from .changed_graphs import has_call
 from .plain_fakes import plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
-__all__ += ["fake_of_the_program", "has_float_symbols", "has_lists", "has_symbols", "lift_attributes", "symbolic_twins", "unsupported_input"]
+__all__ += ["fake_of_the_program", "has_float_symbols", "has_lists", "has_symbols", "lift_attributes"]
+__all__ += ["symbolic_twins", "unsupported_input"]
 
 #: Functions of compiled autograd that set ``.grad``.
 ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
