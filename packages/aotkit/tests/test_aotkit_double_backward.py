@@ -477,3 +477,22 @@ def test_a_users_function_that_writes_to_its_gradient_refuses_all_second_derivat
     for gradient in torch.autograd.grad(out, (x, y, w), create_graph=True):
         with pytest.raises(DoubleBackwardError, match=r"torch\.autograd\.Function"):
             torch.autograd.grad(gradient.sum(), w, allow_unused=True, retain_graph=True)
+
+
+def _distance_of_a_row(row, w, b):
+    return (F.linear(row, w, b) - 0.5).abs().sum()
+
+
+def _signs_in_other_shapes(row, w, b):
+    return (F.linear(row, w, b).abs().reshape(1, -1) @ w.sgn()).reshape(2, 3).t().sum(0).sin()
+
+
+def _distance_of_an_image(row, w, b):
+    image = F.conv1d(row.reshape(1, 2, 3), w.reshape(2, 2, 3), b)
+    return F.l1_loss(image.flatten(), b.detach())
+
+
+@pytest.mark.parametrize("fn", [_distance_of_a_row, _signs_in_other_shapes, _distance_of_an_image])
+def test_second_derivatives_that_are_zeros_without_memory_may_be_reshaped(fn):
+    args = [leaf(6), leaf(2, 6), leaf(2)]
+    torch.testing.assert_close(derivatives(compiled(fn), args, 2), derivatives(fn, args, 2))

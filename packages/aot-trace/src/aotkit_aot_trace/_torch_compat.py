@@ -54,6 +54,7 @@ __all__ = [
     "is_fake",
     "is_random",
     "is_recording",
+    "is_without_memory",
     "keep_checks",
     "known",
     "lift_constant",
@@ -140,6 +141,11 @@ def python_kernel_above_autograd(op: Any, kernel: Callable[..., Any] | None) -> 
     finally:
         op.py_kernels.update(found)
         op._dispatch_cache.clear()
+
+
+def is_without_memory(value: torch.Tensor | None) -> bool:
+    """Whether it is one of the zeros that stand for themselves (``torch._efficientzerotensor``)."""
+    return value is not None and torch._C._dispatch_keys(value).has(torch._C.DispatchKey.ZeroTensor)
 
 
 def current_tracer() -> Any:

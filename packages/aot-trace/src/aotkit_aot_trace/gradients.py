@@ -26,6 +26,7 @@ from .api import Capture, Origin, TraceOptions, capture
 from .recorded_backwards import refusal, refused_results
 from .saved_activations import SavedActivations, SavedValues, reuse_saved_activations, saved_values
 from .state import AutocastState
+from .zeros import gradients_in_memory
 
 __all__ = ["GradientInputs", "SavedValues", "capture_gradients", "saved_values"]
 
@@ -88,7 +89,8 @@ class GradientFunction:
         given = [position for number, position in enumerate(differentiable) if number not in self.missing]
         wanted = [forward.forward_values[position] for position in given]
         leaves = [outer[index] for index in metadata.differentiable_inputs]
-        with compat.without_autocast(), compat.without_compiled_autograd(), torch.enable_grad():
+        enabled = torch.enable_grad()
+        with compat.without_autocast(), compat.without_compiled_autograd(), enabled, gradients_in_memory(wanted):
             found = torch.autograd.grad(wanted, leaves, tangents, create_graph=True, allow_unused=True)
         return self._without_refused(found)
 

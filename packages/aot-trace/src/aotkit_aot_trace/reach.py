@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["reached_by", "silent_edges"]
+__all__ = ["backward_functions", "reached_by", "silent_edges"]
 
 Edge = tuple[Any, int]
 """A backward function, and the number of one of the gradients that it gives."""
@@ -91,3 +91,18 @@ def reached_by(
 
 def _union(sets: Iterable[int]) -> int:
     return functools.reduce(operator.or_, sets, 0)
+
+
+def backward_functions(outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """All backward functions behind ``outputs``."""
+    seen: set[Any] = set()
+    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    found: list[Any] = []
+    while waiting:
+        fn = waiting.pop()
+        if fn in seen:
+            continue
+        seen.add(fn)
+        found.append(fn)
+        waiting.extend(parent for parent, _ in fn.next_functions if parent is not None)
+    return found

@@ -53,9 +53,10 @@ from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import GraphFunction, closed_over, data_dependent, not_functional
 from .python_kernels import table_above_autograd
-from .reach import reached_by, silent_edges
+from .reach import backward_functions, reached_by, silent_edges
 from .rng_state_replay import with_replay
 from .state import AutocastState
+from .zeros import zeros_in_memory
 
 __all__ = ["Recording", "Request", "record"]
 
@@ -182,7 +183,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         tangents = [_tangent(number, from_functional(v), tracer) for number, v in enumerate(differentiable, start=1)]
         if request.export is not None and request.export.loss is not None:
             differentiable, tangents = [outputs[request.export.loss]], None  # the gradient of a loss is one
-        functions = _backward_functions(differentiable)
+        functions = backward_functions(differentiable)
         stands_in = functools.partial(_input, tracer=tracer)
         mutated = []
         regions, repeated = _regions_to_repeat(noted, differentiable, functions, inputs)
@@ -291,7 +292,7 @@ def _regions_to_repeat(
     parts: Collection[int] = (),
 ) -> tuple[list[CheckpointedRegion], frozenset[int]]:
     any_write = any(region.writes for region in noted.found)
-    of_outputs = [_backward_functions([output]) for output in differentiable] if any_write else [functions]
+    of_outputs = [backward_functions([output]) for output in differentiable] if any_write else [functions]
     return regions_to_repeat(noted.found, of_outputs, inputs, parts)
 
 
@@ -310,7 +311,7 @@ def _subclass_gradients(
     wanted = [i for i in inputs if i.leaf is not None]
     differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
     leaves = [i.leaf for i in wanted if i.leaf is not None]
-    functions, dense_inputs = _backward_functions(differentiable), run.dense_inputs
+    functions, dense_inputs = backward_functions(differentiable), run.dense_inputs
     regions, repeated = _regions_to_repeat(noted, differentiable, functions, dense_inputs, run.parts)
     stands_in = functools.partial(_input, tracer=tracer)
     mutated = backward_mutated_inputs(dense_inputs, forward.metadata, (), tracer, stands_in, repeated)
@@ -392,23 +393,11 @@ def _gradients(
 
 
 def _mark(fn: Any, graph: torch.fx.Graph, marks: list[tuple[int, int]]) -> Any:
+    """Note where the nodes of ``fn`` begin, and give it gradients in memory; see :mod:`.zeros`."""
     sequence_number = fn._sequence_nr()
 
-    def note(_: Any) -> None:
+    def note(given: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
         marks.append((len(graph.nodes), sequence_number))
+        return zeros_in_memory(given)
 
     return fn.register_prehook(note)
-
-
-def _backward_functions(outputs: Sequence[torch.Tensor]) -> list[Any]:
-    seen: set[Any] = set()
-    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    found: list[Any] = []
-    while waiting:
-        fn = waiting.pop()
-        if fn in seen:
-            continue
-        seen.add(fn)
-        found.append(fn)
-        waiting.extend(parent for parent, _ in fn.next_functions if parent is not None)
-    return found
