@@ -1,4 +1,4 @@
-"""Operations that sum overlapping windows of their own accord, each compared with eager, and writes that still can't."""
+"""Operations that sum overlapping windows of their own accord, compared with eager, and writes that still can't."""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def tuned(
     options = {"tune": True, "processor": LEVEL, **more.pop("options", {})}
     store = more.pop("store", None)
     monkeypatch.setattr(measured, "MeasuredRace", partial(judge.race, **more))
-    compiled = compile_graph(make_fx(f, tracing_mode=mode)(*args), options=LowerOptions(**options), object_store=store)
+    compiled = compile_graph(
+        make_fx(f, tracing_mode=mode)(*args), options=LowerOptions(**options), object_store=store
+    )
     assert isinstance(compiled, CompiledGraph)
     return compiled
 

@@ -273,7 +273,9 @@ for summed, side in ((26, 39), (20, 50), (31, 33), (40, 22), (100, 9)):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
-@pytest.mark.parametrize("program", [MASKED, SPACED, COMPUTED, COPIED], ids=["masked", "spaced", "computed", "copied"])
+@pytest.mark.parametrize(
+    "program", [MASKED, SPACED, COMPUTED, COPIED], ids=["masked", "spaced", "computed", "copied"]
+)
 def test_what_lies_beside_a_page_is_not_read(program: str, warm_python: Any) -> None:
     done = warm_python.run(["-c", ALONE_ON_A_PAGE + program])
     assert done.returncode == 0, done.stderr

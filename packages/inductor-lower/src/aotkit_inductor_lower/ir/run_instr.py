@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..errors import IRError
-from ..errors import IndexOutOfRange
+from ..errors import IndexOutOfRange, IRError
 from ..ops.dtypes import from_torch_dtype, to_torch_dtype
 from ..ops.reductions import REDUCTIONS, store_op
 from ..ops.scalar import OP_TABLE, TypeRule
