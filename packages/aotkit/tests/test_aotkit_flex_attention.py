@@ -167,6 +167,18 @@ def gradients(run: Callable[..., torch.Tensor], module: nn.Module, args: list[to
     return {name: value for name, value in found.items() if value is not None}
 
 
+def test_lengths_that_are_known_at_run_time_only_have_gradients() -> None:
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, distance, enable_gqa=True)
+
+    run = torch.compile(f, backend="aotkit", fullgraph=True, dynamic=True, options=ERROR)
+    for rows, keys in ((24, 64), (7, 33)):
+        args = operands(heads=2, rows=rows, keys=keys)
+        want = gradients(f, nn.Module(), [each.double() for each in args])
+        for name, value in gradients(run, nn.Module(), args).items():
+            torch.testing.assert_close(value.double(), want[name], rtol=1e-4, atol=1e-5)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     q, k, v = operands(heads=2)
     for args, named, match in (

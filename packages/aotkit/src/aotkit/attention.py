@@ -124,11 +124,11 @@ def _over_places(function: Callable[..., torch.Tensor], *, with_score: bool) -> 
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, enable_gqa: bool) -> None:
-    shapes = ", ".join(str(tuple(each.shape)) for each in (query, key, value))
     if any(each.dim() != 4 for each in (query, key, value)):
+        shapes = _shapes(query, key, value)
         raise ValueError(f"query, key and value have four dimensions (batch, heads, rows, width), not {shapes}")
     if query.shape[3] != key.shape[3] or key.shape[:3] != value.shape[:3] or key.shape[0] not in (1, query.shape[0]):
-        raise ValueError(f"query, key and value of these shapes do not fit each other: {shapes}")
+        raise ValueError(f"query, key and value of these shapes do not fit each other: {_shapes(query, key, value)}")
     if query.shape[1] % key.shape[1] or (query.shape[1] != key.shape[1] and not enable_gqa):
         raise ValueError(
             f"{query.shape[1]} heads of queries have {key.shape[1]} of keys: that takes enable_gqa=True and a multiple"
@@ -138,3 +138,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: An
     lengths = (query.shape[2], key.shape[2])
     if mask is not None and tuple(mask.seq_lengths) != lengths:
         raise ValueError(f"the block mask is for {tuple(mask.seq_lengths)} queries and keys, not for {lengths}")
+
+
+def _shapes(*tensors: torch.Tensor) -> str:
+    """For an error only: Dynamo makes no text of sizes that are known at run time only."""
+    return ", ".join(str(tuple(each.shape)) for each in tensors)
