@@ -103,7 +103,25 @@ def attend(
     empty = largest == -math.inf  # all left out
     lse = scores.masked_fill(empty.unsqueeze(-1), 0).logsumexp(-1).masked_fill(empty, -math.inf)
     weights = torch.ops.aten._safe_softmax.default(scores, -1)
-    return weights.to(query.dtype) @ value.to(query.dtype), lse, largest
+    return _laid_out_as(query, weights.to(query.dtype) @ value.to(query.dtype)), lse, largest
+
+
+def _laid_out_as(query: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """``result`` as torch's lies in memory: numbers of a head side by side, other dimensions in the order of the query's.
+    So what is a view of the one is a view of the other."""
+    order = [0, 0, 0, 3]  # from the outermost dimension on; Dynamo sorts no sizes that are known at run time only
+    for dim in range(3):
+        order[sum(1 for other in range(3) if _lies_outside(query, other, dim))] = dim
+    if order == [0, 1, 2, 3]:
+        return result
+    lying = result.permute(order).clone(memory_format=torch.contiguous_format)
+    return lying.permute([order.index(dim) for dim in range(4)])
+
+
+def _lies_outside(query: torch.Tensor, dim: int, other: int) -> bool:
+    """Of two dimensions of one stride, the first."""
+    own, its = query.stride(dim), query.stride(other)
+    return bool(own > its or (own == its and dim < other))
 
 
 def _for_heads(shared: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
