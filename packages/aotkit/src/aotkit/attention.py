@@ -107,8 +107,8 @@ def attend(
 
 
 def _laid_out_as(query: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """``result`` as torch's lies in memory: numbers of a head side by side, other dimensions in the order of the query's.
-    So what is a view of the one is a view of the other."""
+    """``result`` as torch's lies in memory: numbers of a head side by side, other dimensions in the order of the
+    query's. So what is a view of the one is a view of the other."""
     order = [0, 0, 0, 3]  # from the outermost dimension on; Dynamo sorts no sizes that are known at run time only
     for dim in range(3):
         order[sum(1 for other in range(3) if _lies_outside(query, other, dim))] = dim

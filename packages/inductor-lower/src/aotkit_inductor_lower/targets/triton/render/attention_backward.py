@@ -72,8 +72,8 @@ class _Gradients(AttentionText):
         return f"tl.load({self.pointer(lines)} + {self.offsets(lines, 'query', self.head)}{extra})"
 
     def load_saved(self) -> None:
-        """The largest score of each query and what its weights are divided by, or the logarithm of both. That of a query
-        that does not exist is infinite: no weight is left, whatever number a mask gave as its score."""
+        """The largest score of each query and what its weights are divided by, or the logarithm of both. That of a
+        query that does not exist is infinite: no weight is left, whatever number a mask gave as its score."""
         unit = f" * {self.unit!r}" if self.unit != 1.0 else ""
         top = self.numbers(self.site.saved[0], "float('inf')")
         self.line(f"top = {top}{unit}")
