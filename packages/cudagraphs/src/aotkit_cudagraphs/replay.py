@@ -49,9 +49,7 @@ def _remember(node: Node, leaves: Sequence[Any]) -> None:
         slot.handed = [weakref.ref(leaves[leaf]) for leaf in slot.leaves]
 
 
-def _result(
-    output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.Tensor], alike: bool
-) -> Any:
+def _result(output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.Tensor], alike: bool) -> Any:
     match output.source:
         case Source.NEW:
             slot = output.slot
