@@ -28,6 +28,7 @@ USERS: dict[str, tuple[str, ...]] = {
     "_size_text.py": ("aotkit", "inductor-lower", "runtime-wrappers"),
     "_tensors_alike.py": ("aotkit", "cudagraphs"),
     "_user_kernels.py": ("aotkit", "inductor-lower", "partition"),
+    "_dynamo_frames.py": ("aotkit", "runtime-wrappers"),
     "_float_sizes.py": ("aotkit", "functionalize", "inductor-lower"),
 }  # fmt: skip
 

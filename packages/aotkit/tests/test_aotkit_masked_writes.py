@@ -74,19 +74,39 @@ def test_numbers_that_are_not_finite_stay_where_they_are() -> None:
         torch.testing.assert_close(got, want, equal_nan=True)
 
 
-def test_each_row_may_have_a_value_of_its_own() -> None:
+def columns(y: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
+    y[:, m[0]] = v
+
+
+def last(y: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
+    y.transpose(1, 2)[..., m[0]] = v
+
+
+ROWS = [
+    *((write, sizes) for write in (whole, behind, with_slices, by_name, a_view) for sizes in ((3, 4), (3, 1))),
+    (a_row, (2, 4)),
+    *((columns, sizes) for sizes in ((2, 2, 4), (2, 4), (1, 2, 1), (2, 1, 4), (4,))),
+    *((last, sizes) for sizes in ((2, 4, 2), (4, 2), (2,), (2, 1, 1), (4, 1))),
+]
+
+
+@pytest.mark.parametrize("fullgraph", [False, True], ids=["", "fullgraph"])  # the latter has sizes that depend on data
+@pytest.mark.parametrize(("write", "sizes"), ROWS, ids=lambda part: getattr(part, "__name__", None) or str(part))
+def test_each_row_may_have_a_value_of_its_own(write: Write, sizes: tuple[int, ...], fullgraph: bool) -> None:
     def step(x: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        y[m] = v
+        write(y, m, v)
         return y
 
-    run = torch.compile(step, backend="aotkit", fullgraph=True, options={"fallback": "error"})
-    value = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    for got, want in zip(gradients(run, whole, value, MASK), gradients(step, whole, value, MASK), strict=True):
-        torch.testing.assert_close(got, want)
-    for call in (step, run):
-        with pytest.raises(RuntimeError, match="cannot be broadcast"):
-            gradients(call, whole, value, ~MASK & MASK)
+    run = torch.compile(step, backend="aotkit", fullgraph=fullgraph, options={"fallback": "error"})
+    value = torch.randn(sizes, generator=torch.Generator().manual_seed(1))
+    for mask in (MASK, MASK.flip(0, 1)) if write in (whole, behind) else (MASK,):
+        for got, want in zip(gradients(run, write, value, mask), gradients(step, write, value, mask), strict=True):
+            torch.testing.assert_close(got, want)
+    if sizes[0] == 3:
+        for call in (step, run):
+            with pytest.raises(RuntimeError, match="cannot be broadcast"):
+                gradients(call, write, value, ~MASK & MASK)
 
 
 def test_a_value_that_does_not_fit_is_an_error() -> None:

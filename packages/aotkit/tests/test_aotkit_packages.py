@@ -312,6 +312,14 @@ def test_records_come_back_as_their_classes_which_the_caller_gives(scored: Path)
     torch.testing.assert_close(found.rest, want.rest)
 
 
+def test_a_compiled_function_may_call_a_package(scored: Path) -> None:
+    loaded, given = aotkit.load(scored), Pair(torch.randn(3), torch.randn(3))
+    want = Scored()(given)
+    torch.testing.assert_close(torch.compile(loaded, backend="aotkit")(given).best, want.best)
+    around = torch.compile(lambda given: loaded(Pair(given.low * 2, given.high)).best + 1, backend="aotkit")
+    torch.testing.assert_close(around(Pair(given.low / 2, given.high)), want.best + 1)
+
+
 def test_without_their_classes_records_are_dicts_with_attributes(scored: Path) -> None:
     loaded, given = aotkit.load(scored), Pair(torch.randn(3), torch.randn(3))
     found, want = loaded(given), Scored()(given)

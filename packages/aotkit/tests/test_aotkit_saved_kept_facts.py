@@ -116,3 +116,12 @@ def test_one_module_under_two_names_may_not_become_two(name: str, tmp_path: Path
     setattr(net, name, nn.Linear(4, 4).requires_grad_(False))
     with pytest.raises(aotkit.GuardError, match="are two objects, and were one"):
         saved(net, x)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["itself", "in a function"])
+def test_a_saved_function_may_be_called_by_a_compiled_one(within: bool, file: Path) -> None:
+    loaded, net, x = aotkit.saved.load_compiled_function(file), Net(), torch.randn(3, 4)
+    around = (lambda net, x: loaded(net, x * 2) / 2) if within else loaded
+    for _ in range(3):
+        found = torch.compile(around, backend="aotkit")(net, x)
+        torch.testing.assert_close(found, net(x * 2) / 2 if within else net(x))

@@ -14,7 +14,7 @@ from .custom_backward import note_hook
 from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
-from .masked_writes import as_choice
+from .masked_writes import without_unknown_sizes
 from .overlap import definitely_disjoint, repeats_memory
 from .random_writes import as_eager_draws, check_normal
 from .unfold import without_gaps
@@ -77,7 +77,7 @@ class RefuseWrongWrites(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         _refuse_expanded(target)
         self._refuse_part(target)
-        choice = as_choice(name, args, kwargs or {})
+        choice = without_unknown_sizes(name, args, kwargs or {})
         if choice is not None:
             name, func, args, kwargs = "copy_", torch.Tensor.copy_, choice, {}
         if name == "addbmm_" and tuple(target.shape) != (args[1].shape[1], args[2].shape[2]):

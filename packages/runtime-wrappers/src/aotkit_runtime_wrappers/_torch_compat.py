@@ -20,7 +20,6 @@ __all__ = [
     "fast_apply",
     "forward_ad",
     "graph_is_kept",
-    "hide_from_dynamo",
     "is_batched",
     "lazy_backward_info",
     "move_versions",
@@ -141,14 +140,3 @@ def is_batched(value: torch.Tensor | None) -> bool:
     """Whether a tensor stands for many, as in ``vmap`` or in autograd's own older one."""
     functions = torch._C._functorch
     return value is not None and bool(functions.is_batchedtensor(value) or functions.is_legacy_batchedtensor(value))
-
-
-def hide_from_dynamo(function: Any) -> None:
-    """Have Dynamo run ``function``, and all that it calls, as it is.
-
-    A compiled function may call ``backward()``; then Dynamo looks at every Python frame that autograd enters.
-    """
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-    function._torchdynamo_disable = True

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from ._dynamo_frames import hide_from_dynamo
 from ._observer import SILENT, Observer
 from ._torch_compat import (
     autocast_enabled,
     fast_apply,
     forward_ad,
-    hide_from_dynamo,
     is_batched,
     profiler,
     record_range,
@@ -154,6 +154,7 @@ def bind(
     _execute(out.text, namespace)
     if plan.call.training:
         shared = cooperation(plan.call, at_hand)
+        # A compiled function may call backward(); then Dynamo looks at every Python frame that autograd enters.
         hide_from_dynamo(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         apply = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from ._dynamo_frames import hide_from_dynamo
 from ._torch_compat import (
     backward_can_be_pasted,
     dtype_from_name,
-    hide_from_dynamo,
     lazy_backward_info,
     recorded_tangents,
 )

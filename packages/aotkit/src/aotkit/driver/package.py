@@ -19,6 +19,7 @@ from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_runtime_wrappers import WrapperError
 
 from ..__about__ import __version__
+from .._dynamo_frames import hide_from_dynamo
 from ..artifact.custom_ops import check_operators
 from ..artifact.guards import evaluate
 from ..artifact.package_file import read_package
@@ -337,3 +338,6 @@ def _named_device(made: str) -> torch.device:
 
 def _release(version: str) -> tuple[str, ...]:
     return tuple(version.split("+")[0].split(".")[:2])
+
+
+hide_from_dynamo(Package.__call__, "the kernels of a loaded package are no part of a graph")

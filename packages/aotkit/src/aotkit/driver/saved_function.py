@@ -28,6 +28,7 @@ from torch import nn
 from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
+from .._dynamo_frames import hide_from_dynamo
 from ..artifact.graph_inputs import InputCheck
 from ..artifact.kept_facts import KeptFacts
 from ..artifact.quick_calls import QuickCall
@@ -319,3 +320,6 @@ def _check_sources(sources: Any) -> None:
                 f"the source of {module}, lines {first} to {last}, has changed since the function was compiled; "
                 "compile it again, or pass check_sources=False"
             )
+
+
+hide_from_dynamo(SavedFunction.__call__, "the kernels of a saved function are no part of a graph")

@@ -16,6 +16,7 @@ from aotkit_functionalize import Unsupported
 from aotkit_inductor_lower.runtime import BindError
 from aotkit_runtime_wrappers import AliasingChangedError, WrapperError
 
+from .._dynamo_frames import hide_from_dynamo
 from ..artifact.custom_ops import check_operators
 from ..artifact.graph_inputs import GraphInput, InputCheck, InputContract
 from ..artifact.module_settings import ModuleSettings
@@ -267,3 +268,6 @@ def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def _number(form: Any) -> float:
     """A learning rate as it was written: a number, or the text of one."""
     return float(form["float"]) if isinstance(form, dict) and "float" in form else float(form)
+
+
+hide_from_dynamo(TrainingStep.__call__, "a saved training step is no part of a graph")
