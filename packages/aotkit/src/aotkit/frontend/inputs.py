@@ -176,11 +176,23 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
             continue
         if kernels and value.device.type not in ("cpu", "cuda"):
             return f"input {position} is on device {value.device}; code is generated for the CPU and for CUDA only"
+        if _is_the_callers_fake(value):
+            return f"input {position} is a fake tensor, which has no memory"
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"
+        if torch._is_functional_tensor(value):
+            return f"input {position} is functionalized from outside (torch.func.functionalize), operator by operator"
         if value._is_zerotensor():
             return f"input {position} is a tensor of zeros that has no memory, as gradients of forward mode may be"
     return None
+
+
+def _is_the_callers_fake(value: torch.Tensor) -> bool:
+    """Whether a call of Dynamo's function was given a fake tensor; those of the trace itself stand for real ones."""
+    context = TracingContext.try_get()
+    if context is None or not isinstance(value, FakeTensor):
+        return False
+    return context.fake_mode not in (None, value.fake_mode)
 
 
 def attribute_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
