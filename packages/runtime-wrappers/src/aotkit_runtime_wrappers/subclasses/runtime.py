@@ -65,7 +65,7 @@ def _difference(value: Any, subclass: SubclassMeta) -> str | None:
     names, context = value.__tensor_flatten__()
     if list(names) != [name for name, _ in subclass.attrs]:
         return f"the {cls.__name__} holds {', '.join(names)}, not {', '.join(name for name, _ in subclass.attrs)}"
-    if not same_context(subclass.type.context, context):
+    if not _accepts(cls, subclass.type.context, context):
         return f"the {cls.__name__} has the context {context!r}, not {subclass.type.context!r}"
     for name, child in subclass.attrs:
         inner = getattr(value, name)
@@ -78,6 +78,14 @@ def _difference(value: Any, subclass: SubclassMeta) -> str | None:
         if difference is not None:
             return difference
     return None
+
+
+def _accepts(cls: type, expected: Any, found: Any) -> bool:
+    """Whether a graph for the context ``expected`` serves another: a class may say so itself, as it says to Dynamo."""
+    guard = getattr(cls, "__metadata_guard__", None)
+    if guard is None or any(isinstance(leaf, SymbolicDim) for leaf in pytree.tree_leaves(expected)):
+        return same_context(expected, found)
+    return bool(guard(expected, found))
 
 
 def _leaf_difference(inner: Any, meta: TensorMeta, name: str) -> str | None:
