@@ -21,7 +21,7 @@ def test_a_call_with_fake_tensors_gives_fake_ones(dim: DimDynamic) -> None:
     torch.testing.assert_close(compiled(real), rows(real))
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         x = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext([dim, dim]))
-        with pytest.warns(aotkit.EagerFallback, match="is a fake tensor"):
+        with pytest.warns(aotkit.EagerFallback, match="a fake tensor"):
             result = compiled(x)
         assert result.fake_mode is mode and result.shape == (3, 3)
     torch.testing.assert_close(compiled(real), rows(real))
