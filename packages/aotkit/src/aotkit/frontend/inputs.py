@@ -180,6 +180,8 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
             return f"input {position} is on device {value.device}; code is generated for the CPU and for CUDA only"
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"
+        if torch._is_functional_tensor(value):
+            return f"input {position} is functionalized from outside (torch.func.functionalize), operator by operator"
         if value._is_zerotensor():
             return f"input {position} is a tensor of zeros that has no memory, as gradients of forward mode may be"
     return None
