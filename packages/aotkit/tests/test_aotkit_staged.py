@@ -222,3 +222,35 @@ def test_queries_find_nodes_by_meaning() -> None:
     bare = torch.fx.symbolic_trace(lambda x: x + 1).graph
     with pytest.raises(RuntimeError, match="has no descriptor"):
         queries.get_param_nodes(bare)
+
+
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x, *, scale, more):
+        return self.linear(x) * scale + more["shift"]
+
+
+def _by_dynamo(module, x, named):
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+
+    return dynamo_graph_capture_for_export(module)(x, **named)
+
+
+def _by_export(module, x, named):
+    return torch.export.export(module, (x,), named).module()
+
+
+@pytest.mark.parametrize("graph_of", [_by_dynamo, _by_export])
+def test_a_captured_module_may_be_called_with_keywords_in_any_order(graph_of):
+    module, x = _Scaled(), torch.randn(4, 3)
+    named = {"scale": torch.tensor(3.0), "more": {"shift": torch.arange(2.0)}}
+    graph = graph_of(module, x, named)
+    for given in (named, dict(reversed(named.items()))):
+        with ExitStack() as stack:
+            joint = aotkit.aot_export_joint_with_descriptors(stack, graph, (x,), given)
+        compiled = aotkit.aot_compile_joint_with_descriptors(joint)
+        parameters = [graph.get_parameter(name) for name in joint.params_spec]
+        torch.testing.assert_close(compiled(*parameters, x, **given), module(x, **named))

@@ -9,12 +9,14 @@ Note [Module stacks without a proxy of the module]
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.graph import CodeGen
 
 from aotkit_functionalize import Unsupported
 
@@ -125,9 +127,17 @@ def create_functional_call(
 
 
 def _positional(graph: torch.fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """A graph is run by position: keyword arguments are those of the placeholders with their names."""
+    """A graph is run by position: keyword arguments are those of the placeholders with their names.
+
+    A graph that takes its arguments apart itself, as those of ``torch.export`` and Dynamo's capture for it do, has the
+    names in its signature, and other placeholders.
+    """
     if not kwargs:
         return list(args)
+    if type(graph.graph._codegen) is not CodeGen:
+        bound = inspect.signature(graph.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return [*bound.args, *bound.kwargs.values()]
     by_name = {str(node.target): node for node in graph.graph.find_nodes(op="placeholder")}
     unknown = [name for name in kwargs if name not in by_name]
     if unknown:
