@@ -29,6 +29,7 @@ from .frontend.inputs import (
     attribute_tensors,
     calls_flex_attention,
     has_lists,
+    unsupported_call,
     unsupported_input,
 )
 from .frontend.masks import has_strided_masks, lay_out_masks
@@ -144,7 +145,7 @@ def _compile_plain(
     attributes = attribute_tensors(gm)
     values = [*example_inputs, *attributes]
     ranks = RankCheck.of(gm, values, options)
-    reason = unsupported_input(values, kernels=options.lowering == "kernels")
+    reason = unsupported_input(values, kernels=options.lowering == "kernels") or unsupported_call(gm)
     if reason is not None:
         if ranks is not None:
             ranks.failed(reason, runs_eagerly=options.fallback == "eager")
@@ -199,7 +200,7 @@ def _keep_in_torchs_cache(
     attributes = attribute_tensors(gm)
     values = [*example_inputs, *attributes]
     job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
-    reason = unsupported_input(values, kernels=options.lowering == "kernels")
+    reason = unsupported_input(values, kernels=options.lowering == "kernels") or unsupported_call(gm)
     if job.cache is None:
         reason = "there is no cache, from which this process would load what is recorded"
     elif RankCheck.of(gm, values, options) is not None:
@@ -230,6 +231,7 @@ def _compile_to_save(
     attributes = attribute_tensors(gm)
     reason = "an argument is a list" if has_lists(example_inputs) else None
     reason = reason or unsupported_input([*example_inputs, *attributes], kernels=options.lowering == "kernels")
+    reason = reason or unsupported_call(gm)
     if reason is not None:
         raise CompileError(f"the graph could not be compiled: {reason}")
     name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")

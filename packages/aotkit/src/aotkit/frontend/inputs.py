@@ -25,7 +25,8 @@ from .changed_graphs import has_call
 from .plain_fakes import plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
-__all__ += ["has_float_symbols", "has_lists", "has_symbols", "lift_attributes", "symbolic_twins", "unsupported_input"]
+__all__ += ["has_float_symbols", "has_lists", "has_symbols", "lift_attributes", "symbolic_twins"]
+__all__ += ["unsupported_call", "unsupported_input"]
 
 #: Functions of compiled autograd that set ``.grad``.
 ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
@@ -185,6 +186,17 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
         if value._is_zerotensor():
             return f"input {position} is a tensor of zeros that has no memory, as gradients of forward mode may be"
     return None
+
+
+def unsupported_call(gm: torch.fx.GraphModule) -> str | None:
+    """Why what Dynamo's graph calls cannot be compiled, or ``None``, as far as that is known before a capture."""
+    if has_call(gm, _reads_version):
+        return "it reads how often a tensor was written to (Tensor._version); a captured graph has other tensors"
+    return None
+
+
+def _reads_version(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.name() == "prims::_tensor_version"
 
 
 def _is_the_callers_fake(value: torch.Tensor) -> bool:
