@@ -356,6 +356,40 @@ def test_equal_values_of_which_one_is_written_to_stay_two(ops: Any) -> None:
     torch.testing.assert_close(run(GIVEN), fn(GIVEN))
 
 
+def writes_to_equal_values(ops: Any, x: Tensor) -> Any:
+    a, b, scale = torch.zeros(6, 4), torch.zeros(6, 4), torch.full((6, 4), 3.0)
+    ops.increase_both(a, b, scale)
+    return x * a, a, b
+
+
+def reads_an_equal_value(ops: Any, x: Tensor) -> Any:
+    read, a, b = torch.ones(6, 4), torch.ones(6, 4), torch.ones(6, 4)
+    w = ops.increase_both(a, b, read)
+    return x * a, a, b, w, read
+
+
+def writes_to_equal_values_in_a_list(ops: Any, x: Tensor) -> Any:
+    y = x.detach()
+    a, b, c = y.sin(), y.sin(), y.sin()
+    ops.increase_all([a[1:], b[1:]], c[1:])
+    return x * a, b, c
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("program", [writes_to_equal_values, reads_an_equal_value, writes_to_equal_values_in_a_list])
+def test_equal_values_that_one_call_is_given_stay_as_many(ops: Any, program: Callable[..., Any], train: bool) -> None:
+    run, _ = compiled(lambda x: program(ops, x))
+    results = []
+    for fn in (run, lambda x: program(ops, x)):
+        x = GIVEN.clone().requires_grad_(train)
+        outputs = fn(x)
+        gradient = torch.autograd.grad(outputs[0].sum(), x) if train else ()
+        results.append([value.detach() for value in (*outputs, *gradient)])
+    for ours, eager in zip(*results, strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
 @pytest.mark.covers("F5f.36")
 @pytest.mark.skipif(not hasattr(torch.Tag, "out"), reason="this torch has no tag `out`, by which they are declared")
 def test_results_of_operators_that_return_what_they_wrote_are_their_arguments() -> None:

@@ -1,9 +1,6 @@
-"""Inputs that kernels can't read, and calls that a captured graph can't answer: they run eagerly, after a notice."""
+"""Inputs that kernels can't read: they run eagerly, after a notice."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ def test_a_call_with_fake_tensors_gives_fake_ones(dim: DimDynamic) -> None:
     torch.testing.assert_close(compiled(real), rows(real))
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         x = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext([dim, dim]))
-        with pytest.warns(aotkit.EagerFallback, match="is a fake tensor"):
+        with pytest.warns(aotkit.EagerFallback, match="a fake tensor"):
             result = compiled(x)
         assert result.fake_mode is mode and result.shape == (3, 3)
     torch.testing.assert_close(compiled(real), rows(real))
@@ -49,26 +46,3 @@ def test_a_function_that_is_functionalized_from_outside_is_right() -> None:
         found = torch.func.functionalize(compiled)(x)
     torch.testing.assert_close(found, write(twin))
     torch.testing.assert_close(x, twin)
-
-
-def preserve(x: torch.Tensor) -> torch.Tensor:
-    with torch.autograd._unsafe_preserve_version_counter(x):
-        x.add_(1)
-    return x * 2
-
-
-def count_writes(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    y = x.clone()
-    y.add_(x._version).add_(1)
-    return y, y._version, x._version
-
-
-@pytest.mark.parametrize("fn", [preserve, count_writes])
-def test_versions_of_tensors_are_eagers(fn: Callable[..., Any]) -> None:
-    x = torch.randn(3).mul_(2)
-    twin = x.clone().mul_(1)
-    assert x._version == twin._version == 1
-    with pytest.warns(aotkit.EagerFallback, match="_version"):
-        found = torch.compile(fn, backend="aotkit", fullgraph=True)(x)
-    torch.testing.assert_close(found, fn(twin))
-    assert x._version == twin._version

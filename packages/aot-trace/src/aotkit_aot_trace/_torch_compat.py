@@ -37,13 +37,14 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from aotkit_functionalize import lazy_bits
 
-from ._kept_checks import keep_checks
+from ._kept_checks import drop_dead_code, keep_checks
 from ._untold_sizes import make_sizes_in_pairs
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "current_tracer",
     "current_tracer_or_none",
+    "drop_dead_code",
     "enable_python_dispatcher",
     "evaluate_symint",
     "fake_mode_of_subgraphs",

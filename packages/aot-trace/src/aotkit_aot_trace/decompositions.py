@@ -24,8 +24,9 @@ aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
 
 
-def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
-    """``table`` made safe; ``in_forward`` says whether the run has not begun its backward yet.
+def guarded_table(table: Table, in_forward: Callable[[], bool], sums_windows: Callable[[], bool]) -> Table:
+    """``table`` made safe; ``in_forward`` says whether the run has not begun its backward yet, ``sums_windows`` whether
+    an operation runs that sums overlapping windows itself.
 
     Note [Writes that functionalization gets wrong]
         A write through a view becomes a scatter of the new values into the base. For a view whose elements
@@ -57,9 +58,10 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         return otherwise(aten.as_strided_scatter.default, base, source, size, stride, storage_offset)
 
     def unfold_backward(grad: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
-        if in_forward() and size > step and len(input_sizes) > 0 and input_sizes[dim] > size:
+        written = in_forward() and not sums_windows()
+        if written and size > step and len(input_sizes) > 0 and input_sizes[dim] > size:
             raise OverlappingWrite(f"a view made by unfold({dim}, {size}, {step})")
-        if in_forward() and not _windows_cover(input_sizes, dim, size, step):
+        if written and not _windows_cover(input_sizes, dim, size, step):
             raise Unsupported(
                 f"the windows of unfold(dimension={dim}, size={size}, step={step}) are written to",
                 "they leave gaps, which functionalization does not restore",

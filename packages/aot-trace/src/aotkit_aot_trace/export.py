@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from aotkit_functionalize import GraphMetadata, OverlappingMutation, records
 from aotkit_functionalize.tracing import fake_twin
 
+from ._torch_compat import drop_dead_code
 from .api import Capture, TraceOptions, capture
 from .attributes import detect_attribute_assignment
 from .exported import ExportRequest
@@ -320,7 +321,7 @@ def _keep_gradients(graph: torch.fx.GraphModule, metadata: GraphMetadata) -> Non
             "the loss. Turn requires_grad off for them"
         )
     output.args = (type(output.args[0])([*forward, *kept]),)
-    graph.graph.eliminate_dead_code()
+    drop_dead_code(graph.graph)
     graph.recompile()
 
 

@@ -57,7 +57,7 @@ def capture_pre_dispatch(
                 raise
             raise text from error
     remove_same_value_nodes(module.graph)
-    module.graph.eliminate_dead_code()
+    compat.drop_dead_code(module.graph)
     name_placeholders(module.graph, joint=False)
     check_functional(module.graph)
     module.recompile()

@@ -17,6 +17,8 @@ import torch
 import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from ._torch_compat import has_effect
+
 
 def _names(prefix: str, text: str) -> frozenset[str]:
     return frozenset(f"{prefix}.{name}" for name in text.split())
@@ -144,7 +146,11 @@ def op_facts(target: Callable[..., Any] | str) -> OpFacts:
     name = getattr(target, "__name__", str(target))
     if target in _SYM_FUNCTIONS or (getattr(torch, name, None) is target and name.startswith(("sym_", "_sym_"))):
         return OpFacts(name, is_recomputable=True, is_symbolic=True)
-    return OpFacts(name, has_side_effects=_is_effectful_name(name) or target is torch._check, is_builtin=False)
+    return OpFacts(
+        name,
+        has_side_effects=_is_effectful_name(name) or target is torch._check or has_effect(target),
+        is_builtin=False,
+    )
 
 
 def node_facts(node: torch.fx.Node, module: torch.nn.Module, known: dict[Any, OpFacts]) -> OpFacts | None:
@@ -194,7 +200,7 @@ def _operator_facts(target: OpOverload) -> OpFacts:
     intensive = name in COMPUTE_INTENSIVE
     pointwise = torch.Tag.pointwise in target.tags
     mutating = target._schema.is_mutable
-    effect = _is_effectful_name(short) or not target._schema.returns
+    effect = _is_effectful_name(short) or not target._schema.returns or has_effect(target)
     return OpFacts(
         name,
         is_view=is_view and not mutating,

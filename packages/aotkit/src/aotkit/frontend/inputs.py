@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .changed_graphs import has_call
 from .plain_fakes import plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
-__all__ += ["has_float_symbols", "has_lists", "has_symbols", "lift_attributes", "symbolic_twins"]
-__all__ += ["unsupported_call", "unsupported_input"]
+__all__ += ["fake_of_the_program", "has_float_symbols", "has_lists", "has_symbols", "lift_attributes"]
+__all__ += ["symbolic_twins", "unsupported_input"]
 
 #: Functions of compiled autograd that set ``.grad``.
 ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
@@ -177,8 +178,6 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
             continue
         if kernels and value.device.type not in ("cpu", "cuda"):
             return f"input {position} is on device {value.device}; code is generated for the CPU and for CUDA only"
-        if _is_the_callers_fake(value):
-            return f"input {position} is a fake tensor, which has no memory"
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"
         if torch._is_functional_tensor(value):
@@ -188,23 +187,26 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
     return None
 
 
-def unsupported_call(gm: torch.fx.GraphModule) -> str | None:
-    """Why what Dynamo's graph calls cannot be compiled, or ``None``, as far as that is known before a capture."""
-    if has_call(gm, _reads_version):
-        return "it reads how often a tensor was written to (Tensor._version); a captured graph has other tensors"
+def fake_of_the_program(example_inputs: Sequence[Any]) -> str | None:
+    """Which of a graph's inputs the program itself made a fake tensor, as a run that only asks for sizes does.
+
+    Kernels read memory, and fakes have none. Those of Dynamo's own mode only tell what the call will be given.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return None
+    for position, value in enumerate(example_inputs):
+        if any(part.fake_mode is not context.fake_mode for part in _fakes_in(value)):
+            return f"input {position} is, or holds, a fake tensor, which has no memory"
     return None
 
 
-def _reads_version(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.name() == "prims::_tensor_version"
-
-
-def _is_the_callers_fake(value: torch.Tensor) -> bool:
-    """Whether a call of Dynamo's function was given a fake tensor; those of the trace itself stand for real ones."""
-    context = TracingContext.try_get()
-    if context is None or not isinstance(value, FakeTensor):
-        return False
-    return context.fake_mode not in (None, value.fake_mode)
+def _fakes_in(value: object) -> Iterator[FakeTensor]:
+    if isinstance(value, FakeTensor):
+        yield value
+    elif isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _fakes_in(getattr(value, name))
 
 
 def attribute_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step, Store
 from ..ir.walk import instructions, step_reads, step_writes, stores
-from ..ops.aten import is_random
+from ..ops.aten import call_counts
 from ..symbolic import Expr, SymbolKind, has_calls, to_expr
 from .collectives import Collectives
 from .nests import ranges_of
@@ -137,7 +137,7 @@ def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str], p
             needs.update(last_writers.get(name, ()))
         for name in writes & unstable:
             needs.update(readers_since.get(name, ()))
-        if isinstance(step, ExternCall) and is_random(step.target):
+        if isinstance(step, ExternCall) and call_counts(step.target):
             if last_random is not None:
                 needs.add(last_random)
             last_random = position

@@ -136,18 +136,15 @@ def _replace(graph: Graph, node: Node, ctx: PassContext) -> None:
     written, name = _written(node)
     place = {other: number for number, other in enumerate(graph.nodes)}
     in_place = _written_in_place(node, written, place, escaping_nodes(graph))
-    kept = list(dict.fromkeys(base for base in written if base is not None and root_of(base) not in in_place))
+    copied = [base is not None and root_of(base) not in in_place for base in written]
+    kept = [base for base, copy in zip(written, copied, strict=True) if base is not None and copy]
     # A copy of a tensor with gaps has another layout.
     if not all(aten.is_non_overlapping_and_dense.default(base.meta["val"]) for base in kept) or not ctx.fuel.take():
         return
-    copies: dict[Node, Node] = {}
-    for base in kept:
-        with graph.inserting_before(node):
-            copy = graph.call_function(aten.clone.default, (base,), {"memory_format": torch.preserve_format})
-        copy.meta = {key: value for key, value in base.meta.items() if key != "tensor_meta"}
-        copy.meta["val"] = fake_result(copy)
-        copies[base] = copy
-    results = _call(graph, node, name, copies)
+    # Each in memory of its own: equal values of what was different memory may be one node.
+    pairs = zip(written, copied, strict=True)
+    targets = [_copy_before(graph, node, base) if base is not None and copy else base for base, copy in pairs]
+    results = _call(graph, node, name, _with_written(node, targets))
     for user in list(node.users):
         value = results[user.args[1]]  # type: ignore[index]
         if value is not None:
@@ -160,6 +157,14 @@ def _replace(graph: Graph, node: Node, ctx: PassContext) -> None:
         for step in reversed(found.steps):
             graph.erase_node(step)
     _erase_copies_to_itself(graph)
+
+
+def _copy_before(graph: Graph, node: Node, base: Node) -> Node:
+    with graph.inserting_before(node):
+        copy = graph.call_function(aten.clone.default, (base,), {"memory_format": torch.preserve_format})
+    copy.meta = {key: value for key, value in base.meta.items() if key != "tensor_meta"}
+    copy.meta["val"] = fake_result(copy)
+    return copy
 
 
 def _written_in_place(
@@ -187,13 +192,30 @@ def _written(node: Node) -> tuple[list[Node | None], str]:
     """The tensors whose new values the call returns, and which of its arguments say how many stay as they are."""
     if node.target is auto_functionalized_v2:
         return list(node.kwargs["_all_bases"]), "_only_clone_these_bases"  # type: ignore[arg-type]
-    op: Any = node.args[0]
-    names = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     found: list[Node | None] = []
-    for name in names:
+    for name in _written_names(node):
         value = node.kwargs.get(name)
         found += list(value) if isinstance(value, list | tuple) else [value]  # type: ignore[arg-type, list-item]
     return found, "_only_clone_these_tensors"
+
+
+def _written_names(node: Node) -> list[str]:
+    op: Any = node.args[0]
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _with_written(node: Node, targets: list[Node | None]) -> dict[str, Any]:
+    """The call's arguments with these nodes, in the order of :func:`_written`, as what it writes to."""
+    if node.target is auto_functionalized_v2:
+        return {**node.kwargs, "_all_bases": targets}
+    kwargs = dict(node.kwargs)
+    left = iter(targets)
+    for name in _written_names(node):
+        value = kwargs.get(name)
+        new = [next(left) for _ in value] if isinstance(value, list | tuple) else next(left)
+        if name in kwargs:
+            kwargs[name] = new
+    return kwargs
 
 
 def _dies(root: Node, call: Node, place: dict[Node, int], escaping: set[Node], count: int, views: WrittenViews) -> bool:
@@ -228,14 +250,13 @@ def _is_view_call(node: Node) -> bool:
     return node.op == "call_function" and is_view(node)
 
 
-def _call(graph: Graph, node: Node, untouched: str, copies: dict[Node, Node]) -> list[Node | None]:
+def _call(graph: Graph, node: Node, untouched: str, arguments: dict[str, Any]) -> list[Node | None]:
     """The operator's call with views of what it writes to, traced by running the wrapper's own definition."""
-    given = list(dict.fromkeys(node.all_input_nodes))
-    nodes = [copies.get(used, used) for used in given]
+    given = list(dict.fromkeys(_flat((node.args, arguments))))
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(given, values, strict=True))
-        kwargs = torch.fx.map_arg(node.kwargs, lambda used: env[used])
+        kwargs = torch.fx.map_arg(arguments, lambda used: env[used])
         wrapper: Any = node.target
         dense: Callable[..., Any] = wrapper.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
         return list(dense(node.args[0], **{untouched: ()}, **kwargs))
@@ -243,7 +264,7 @@ def _call(graph: Graph, node: Node, untouched: str, copies: dict[Node, Node]) ->
     fake = [used.meta["val"] for used in given]
     with torch.no_grad(), fake[0].fake_mode:
         traced = make_fx(run)(*fake)
-    env = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+    env = dict(zip(traced.graph.find_nodes(op="placeholder"), given, strict=True))
     with graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op == "call_function":

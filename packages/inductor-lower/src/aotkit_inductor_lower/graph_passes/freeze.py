@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from .._torch_compat import drop_dead_code
 from ..ops.aten import is_view
 from .channels_last import prefer_channels_last
 from .fold_into_convolutions import add_constant, fold_norms, value_of
@@ -37,13 +38,13 @@ def freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> GraphModul
     old_output = next(node for node in gm.graph.nodes if node.op == "output")
     graph.output(returned).meta.update(old_output.meta)
     frozen = GraphModule(gm, graph)
-    graph.eliminate_dead_code()
+    drop_dead_code(graph)
     _insert(frozen, constants)
     remove_noops(graph, len(graph.nodes))
     fold_norms(frozen)
     prefer_channels_last(graph, 1)
     fold_constants(frozen)
-    graph.eliminate_dead_code()
+    drop_dead_code(graph)
     frozen.recompile()
     return frozen
 
@@ -92,7 +93,7 @@ def fold_constants(gm: GraphModule) -> int:
             computed_again.add(node)
             continue
         folded += replace_node(node, add_constant(gm, node, f"folded_{node.name}", value))
-    gm.graph.eliminate_dead_code()
+    drop_dead_code(gm.graph)
     return folded
 
 

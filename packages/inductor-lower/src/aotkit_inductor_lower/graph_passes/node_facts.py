@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, Node
 
+from .._torch_compat import has_effect
 from ..ops.aten import is_view
 from ..ops.positions import same_sizes
 
@@ -34,7 +35,7 @@ def is_random(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
-    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable or has_effect(target)
 
 
 def escaping_nodes(graph: Graph) -> set[Node]:

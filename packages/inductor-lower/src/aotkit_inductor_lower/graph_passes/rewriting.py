@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from .._torch_compat import drop_dead_code
 from ..passes import PassContext
 
 __all__ = ["copy_graph", "drop_dead_nodes", "has_inner_mutation", "rewriting"]
@@ -55,9 +56,9 @@ def _as_number(arg: Any) -> Any:
 
 
 def drop_dead_nodes(graph: Graph) -> None:
-    """torch's elimination, which looks at the operator of every node, where there is something to eliminate."""
+    """Without calls that nobody uses; see :func:`.drop_dead_code`. Graphs that have none are left alone."""
     if any(not node.users and node.op not in ("placeholder", "output") for node in graph.nodes):
-        graph.eliminate_dead_code()
+        drop_dead_code(graph)
 
 
 def has_inner_mutation(gm: GraphModule) -> bool:

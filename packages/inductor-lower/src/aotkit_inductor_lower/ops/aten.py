@@ -8,11 +8,13 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
+from .._torch_compat import has_effect
 from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
 from .fixups import FIX_UPS
 
 __all__ = [
     "addresses_storage",
+    "call_counts",
     "collective_role",
     "is_creation",
     "is_opaque_result",
@@ -113,6 +115,12 @@ def is_random(target: str) -> bool:
     namespace, name, overload = target.split(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     return torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+
+
+def call_counts(target: str) -> bool:
+    """Whether each call of ``target`` counts, in its order, though nobody uses its result: it is random or has an
+    effect."""
+    return is_random(target) or (target not in FIX_UPS and has_effect(resolve_target(target)))
 
 
 def resolve_target(target: str) -> torch._ops.OpOverload:

@@ -145,13 +145,13 @@ def tangent_parts(
         symbols: values for the context.
 
     Raises:
-        MetadataMismatchError: another class or context, which its ``__coerce_same_metadata_as_tangent__`` does not turn
-            into the expected one.
+        MetadataMismatchError: another class or context, which neither a copy with the strides of the output (contexts
+            may name these) nor its ``__coerce_same_metadata_as_tangent__`` turns into the expected one.
     """
     if tangent is None:
         tangent = _zero(subclass, iter(layouts), symbols)
     if not _fits(tangent, subclass, symbols):
-        tangent = _coerce(tangent, subclass, position, symbols)
+        tangent = _coerce(tangent, subclass, position, layouts[0], symbols)
     parts: list[Tensor] = []
     _collect(tangent, subclass, position, iter(layouts), parts)
     return parts
@@ -191,9 +191,12 @@ def _same_elements(inner: Any, meta: TensorMeta) -> bool:
     return inner.dtype == dtype_from_name(meta.dtype) and inner.device.type == torch.device(meta.device).type
 
 
-def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mapping[str, int]) -> Any:
+def _coerce(tangent: Any, subclass: SubclassMeta, position: int, layout: Layout, symbols: Mapping[str, int]) -> Any:
     expected = symbolic_context(subclass.type.context, symbols)
-    hook = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    laid_out = _with_strides(tangent, layout)
+    if _fits(laid_out, subclass, symbols):
+        return laid_out
+    hook = getattr(laid_out, "__coerce_same_metadata_as_tangent__", None)
     result = None
     if hook is not None:
         same = type(tangent) is subclass.type.cls
@@ -207,6 +210,18 @@ def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mappin
             "it reaches the compiled graph"
         )
     return result
+
+
+def _with_strides(tangent: Any, layout: Layout) -> Any:
+    """``tangent`` laid out in memory as it was traced: gradients of sums are one number, expanded, of which a context
+    that names strides (``DTensor``'s) says so."""
+    sizes, strides = layout
+    if tuple(tangent.size()) != tuple(sizes) or tangent.stride() == tuple(strides):
+        return tangent
+    order = sorted(range(len(sizes)), key=lambda dim: -strides[dim])
+    with torch.no_grad():
+        back = [order.index(dim) for dim in range(len(sizes))]
+        return tangent.permute(order).contiguous().permute(back)
 
 
 def _title(value: Any) -> str:
