@@ -347,3 +347,11 @@ def test_an_in_place_product_that_resizes_its_target_is_refused(layer):
     args = torch.ones(3), torch.ones(4, 2, 5), torch.ones(4, 5, 3)
     with pytest.raises(Unsupported, match="resizes"):
         capture(lambda m, a, b: [m.clone().addbmm_(a, b)], args, options=TraceOptions(layer=layer))
+
+
+def test_a_gradient_is_captured_while_anomalies_are_looked_for():
+    # autograd's own look for nan reads elements, which a capture has none of
+    with torch.autograd.set_detect_anomaly(True):
+        captured = capture(lambda x: [x.sin().sqrt()], [torch.ones(3, requires_grad=True)])
+        assert torch.is_anomaly_check_nan_enabled()
+    assert captured.metadata.is_training and not torch.is_anomaly_enabled()

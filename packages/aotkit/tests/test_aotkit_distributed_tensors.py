@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import aotkit  # noqa: F401  # registers the backend
 
@@ -88,3 +89,30 @@ def test_sizes_of_the_local_part_are_read_off_the_result(mesh: DeviceMesh) -> No
     run = torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=True, options=OPTIONS)
     for rows in (4, 6, 10):
         compare(run, fn, torch.sum, mesh, Shard(0), rows, 8)
+
+
+class Perceptron(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide, self.narrow, self.norm = nn.Linear(width, 24), nn.Linear(24, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.narrow(torch.nn.functional.gelu(self.wide(x))))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_model_whose_layers_are_split_is_compiled_before_it_ran(dynamic: bool | None, mesh: DeviceMesh) -> None:
+    """What Dynamo traces with in the place of the mesh is kept by DTensor's caches, and found by our capture."""
+    width = 40 if dynamic else 48  # of which the caches know nothing yet
+    plan = {"wide": ColwiseParallel(), "narrow": RowwiseParallel()}
+    compiled, eager = (parallelize_module(Perceptron(width), mesh, plan) for _ in range(2))
+    run = torch.compile(compiled, backend="aotkit", dynamic=dynamic, options=OPTIONS)
+    for rows in (3, 5) if dynamic else (3,):
+        x = torch.randn(2, rows, width)
+        for model, call in ((compiled, run), (eager, eager)):
+            model.zero_grad()
+            call(x).square().sum().backward()
+        for ours, theirs in zip(compiled.parameters(), eager.parameters(), strict=True):
+            assert type(ours.grad) is type(theirs.grad)
+            torch.testing.assert_close(whole(ours.grad), whole(theirs.grad), rtol=1e-4, atol=1e-5)

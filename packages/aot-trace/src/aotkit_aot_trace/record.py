@@ -117,6 +117,8 @@ def record(request: Request) -> Recording:
         grad_mode = torch.is_grad_enabled()
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad_mode))
+        if torch.is_anomaly_check_nan_enabled():  # it reads elements; gradients of calls are looked at as a whole
+            stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(request.fake_mode)
         stack.enter_context(compat.fake_mode_of_subgraphs(request.fake_mode))
         stack.enter_context(compat.without_saving_hooks())

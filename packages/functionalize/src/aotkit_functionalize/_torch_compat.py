@@ -10,6 +10,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._higher_order_ops.effects import has_effects
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
@@ -20,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_o
 
 __all__ = [
     "PLAIN_TYPES",
+    "FakeScriptObject",
     "FunctionalTensor",
     "FunctionalTensorMode",
     "all_mutations_under_no_grad",
@@ -46,6 +48,7 @@ __all__ = [
     "is_viewed",
     "leave_dispatcher_functionalization",
     "outer_storage_identity",
+    "real_object",
     "replace_value",
     "replay_views",
     "share_storage",
@@ -284,3 +287,8 @@ def is_dense(plain: torch.Tensor) -> bool:
     if depends_on_data(plain):
         return is_non_overlapping_and_dense_or_false(plain)
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(plain))
+
+
+def real_object(value: Any) -> Any:
+    """What a stand-in of Dynamo's stands for, or ``value``."""
+    return getattr(value, "real_obj", value) if isinstance(value, FakeScriptObject) else value

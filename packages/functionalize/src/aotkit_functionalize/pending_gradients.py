@@ -31,9 +31,9 @@ def settle_gradient(args: Any, kwargs: Any) -> None:
 
 
 def _settle(gradient: torch.Tensor) -> torch.Tensor | None:
+    if torch.is_grad_enabled():
+        return gradient.clone()  # which can be differentiated, and may be one of torch.func's
     if not compat.is_inner_wrapper(gradient):
         return None
-    if torch.is_grad_enabled():
-        return gradient.clone()  # which can be differentiated
     compat.sync(gradient)
     return compat.wrap_inner(compat.unwrap_inner(gradient))

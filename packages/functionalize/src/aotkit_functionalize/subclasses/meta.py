@@ -20,6 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .. import _torch_compat as compat
 from .._records import Format
 from ..errors import Unsupported
 from ..records import CallContract, SymbolBinding, TensorMeta, ViewSpec
@@ -176,9 +177,14 @@ def is_subclass(value: object) -> bool:
 
 
 def attributes(value: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """What a wrapper holds, by name, and its context."""
+    """What a wrapper holds, by name, and its context.
+
+    Dynamo traces with stand-ins for objects (the mesh of a ``DTensor``, say), and what a class keeps from one call for
+    the next may hold these: each is the object that it stands for.
+    """
     names, context = value.__tensor_flatten__()
-    return [(name, getattr(value, name)) for name in names], context
+    context = pytree.tree_map_only(compat.FakeScriptObject, compat.real_object, context)
+    return [(name, compat.real_object(getattr(value, name))) for name in names], context
 
 
 def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
