@@ -104,6 +104,40 @@ def test_an_operator_of_the_users_runs_once_in_forward_and_backward() -> None:
         assert len(calls) == 2
 
 
+def test_an_operator_that_writes_runs_once_in_forward_and_backward() -> None:
+    calls = []
+
+    with torch.library._scoped_library("nested_regions", "DEF"):
+
+        @torch.library.custom_op("nested_regions::add_to", mutates_args=("x",))
+        def add_to(x: torch.Tensor, k: float) -> None:
+            calls.append(k)
+            x.add_(k)
+
+        @region_of
+        def region(x: torch.Tensor) -> torch.Tensor:
+            y = torch.zeros(5)
+            add_to(y, 2.0)
+            return x.exp() * y
+
+        x = torch.randn(5)
+        found = result_and_gradient(compiled(lambda x: region(x) + region(x.cos())), x)
+        assert calls == [2.0, 2.0]
+        torch.testing.assert_close(found, result_and_gradient(lambda x: x.exp() * 2 + x.cos().exp() * 2, x))
+
+
+def test_regions_that_print_do_so_once_and_are_trained(capfd: pytest.CaptureFixture[str]) -> None:
+    @region_of
+    def region(x: torch.Tensor) -> torch.Tensor:
+        torch._higher_order_ops.print("in a region")
+        return x.sin() * x
+
+    x = torch.randn(5)
+    found = result_and_gradient(compiled(lambda x: region(x) + region(x.cos())), x)
+    assert capfd.readouterr().out.split("\n").count("in a region") == 2
+    torch.testing.assert_close(found, result_and_gradient(lambda x: x.sin() * x + x.cos().sin() * x.cos(), x))
+
+
 class Counting(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

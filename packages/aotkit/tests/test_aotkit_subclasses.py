@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch._library.effects import EffectType
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 from torch._subclasses import FakeTensorMode
@@ -681,6 +682,45 @@ def test_a_class_says_which_contexts_a_graph_serves() -> None:
     for version, count in ((2, 1), (3, 1), (2, 1), (1, 2)):
         same(compiled(Versioned(CONSTANT, version)).data_, CONSTANT * CONSTANT)
         assert len(frames) == count
+
+
+@pytest.mark.parametrize("make", [lambda: plain(3), lambda: two(3)], ids=["plain", "subclass"])
+def test_effects_of_a_backward_are_kept(make: Callable[[], torch.Tensor]) -> None:
+    noted = []
+
+    def note(x: torch.Tensor, what: str) -> torch.Tensor:
+        noted.append((what, x.tolist()))
+        return x * 2
+
+    with torch.library._scoped_library("effects_of_backwards", "FRAGMENT") as lib:
+        lib.define("note(Tensor x, str what) -> Tensor")
+        lib.impl("note", note, "CPU")
+        lib.impl("note", lambda x, what: torch.empty_like(x), "Meta")
+        op = torch.ops.effects_of_backwards.note.default
+
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+            op(grad, "backward")
+            return grad * 2, None
+
+        torch.library.register_autograd("effects_of_backwards::note", backward, lib=lib)
+        torch.library._register_effectful_op(op, EffectType.ORDERED, lib=lib)
+
+        def run(fn: Callable[..., Any]) -> list[Any]:
+            torch.manual_seed(0)
+            x, y = make().requires_grad_(), make().requires_grad_()
+            out = fn(x, y)
+            out.sum().backward()
+            return [out.detach(), x.grad, y.grad]
+
+        expected = run(lambda x, y: op(x, "forward") * y)
+        eager = noted.copy()
+        compiled = torch.compile(
+            lambda x, y: op(x, "forward") * y, backend="aotkit", fullgraph=True, options={"fallback": "error"}
+        )
+        for _ in range(2):
+            noted.clear()
+            same(run(compiled), expected)
+            assert noted == eager
 
 
 def test_writing_to_a_wrapper_between_forward_and_backward_is_noticed_as_in_eager() -> None:

@@ -326,6 +326,7 @@ def _subclass_gradients(
     mutated = backward_mutated_inputs(dense_inputs, forward.metadata, (), tracer, stands_in, repeated)
     with _refused("the gradient cannot be recorded"), _writes_refused(inputs, ()):
         found, reached = _gradients(differentiable, leaves, tangents, functions, tracer, result)
+    finish_tokens()
     for gradient in found:
         for inside in () if gradient is None else tensors_inside(gradient):
             from_functional(inside)  # applies pending writes while that is still recorded

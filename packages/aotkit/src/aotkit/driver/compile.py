@@ -26,7 +26,12 @@ from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_input
 from ..artifact import round_trip
 from ..artifact.records import Artifact, CaptureOrigin, CompiledGraph, Graphs, LiveCode
 from ..frontend.fake_calls import with_fake_results
-from ..frontend.inlined_regions import calls_regions, inline_regions, regions_differ_when_run_again
+from ..frontend.inlined_regions import (
+    calls_regions,
+    inline_regions,
+    regions_differ_when_run_again,
+    regions_have_effects,
+)
 from ..frontend.tracing_context import publish_graph, publish_metadata
 from .alias_specializations import addressed_inputs
 from .context import Captured, CompileContext, Split, readable
@@ -94,13 +99,15 @@ def _capture_with_regions(
     """Capture; again with nested regions inlined if they are refused, see Note [Regions that are not run again]."""
     if not isinstance(fn, torch.fx.GraphModule) or not calls_regions(fn):
         return _capture_once(fn, fakes, examples, ctx)
-    try:
-        captured = _capture_once(fn, fakes, examples, ctx)
-        if not captured.metadata.is_training or not regions_differ_when_run_again(captured.graph):
-            return captured
-        reason = "a region that is run again may give other results"
-    except Unsupported as refusal:
-        reason = str(refusal)
+    reason = "a region has effects"
+    if not regions_have_effects(fn):
+        try:
+            captured = _capture_once(fn, fakes, examples, ctx)
+            if not captured.metadata.is_training or not regions_differ_when_run_again(captured.graph):
+                return captured
+            reason = "a region that is run again may give other results"
+        except Unsupported as refusal:
+            reason = str(refusal)
     ctx.recorder.event("regions.inlined", {"graph": ctx.name, "reason": reason})
     return _capture_once(inline_regions(fn), fakes, examples, ctx)
 

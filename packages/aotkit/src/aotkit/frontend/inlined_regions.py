@@ -16,11 +16,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._higher_order_ops.effects import has_effects
 from torch.fx import GraphModule, Node, map_arg
 
 from .changed_graphs import change_calls, has_call
 
-__all__ = ["calls_regions", "inline_regions", "regions_differ_when_run_again"]
+__all__ = ["calls_regions", "inline_regions", "regions_differ_when_run_again", "regions_have_effects"]
+
+# Their bodies are looked at themselves.
+_CONTROL_FLOW = frozenset(
+    ("cond", "while_loop", "while_loop_stack_output", "scan", "associative_scan", "map_impl", "invoke_subgraph")
+)
 
 
 def calls_regions(gm: GraphModule) -> bool:
@@ -33,15 +39,26 @@ def inline_regions(gm: GraphModule) -> GraphModule:
     return change_calls(gm, _is_call, _inline)
 
 
+def regions_have_effects(gm: GraphModule) -> bool:
+    """Whether a region of Dynamo's graph prints, say: torch traces no effects within regions."""
+    return any(has_effects(node.target) for node in _nodes_in_regions(gm))
+
+
 def regions_differ_when_run_again(captured: GraphModule) -> bool:
     """Whether a region of a captured graph may give other results in a second run, as far as is known."""
-    regions = [region for module in _graphs(captured) for region in _called(module)]
-    inner = (module for region in regions for module in _graphs(region))
-    return any(_may_differ(node) for module in inner for node in module.graph.nodes)
+    return any(map(_may_differ, _nodes_in_regions(captured)))
+
+
+def _nodes_in_regions(gm: GraphModule) -> Iterator[Node]:
+    for region in [region for module in _graphs(gm) for region in _called(module)]:
+        for module in _graphs(region):
+            yield from module.graph.nodes
 
 
 def _may_differ(node: Node) -> bool:
     target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.name() not in _CONTROL_FLOW  # others call what is the user's: operators that write, kernels
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return target.namespace not in ("aten", "prims") or torch.Tag.nondeterministic_seeded in target.tags
