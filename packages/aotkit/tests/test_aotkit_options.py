@@ -43,8 +43,9 @@ def test_meaningless_environment_value_is_refused(variables: dict[str, str]) -> 
         read_environment(variables)
 
 
-def test_recorder_subtracts_nested_stages_and_writes_numbered_dumps(tmp_path: Path) -> None:
-    recorder = aotkit.Recorder(dump_dir=tmp_path)
+@pytest.mark.parametrize("kind", [Path, str])
+def test_recorder_subtracts_nested_stages_and_writes_numbered_dumps(tmp_path: Path, kind: type) -> None:
+    recorder = aotkit.Recorder(dump_dir=kind(tmp_path))
     with recorder.stage("outer"), recorder.stage("inner"):
         recorder.dump("a b", "ir", lambda: "text")
     recorder.dump("c", "graphs", lambda: "more")

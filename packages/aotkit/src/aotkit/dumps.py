@@ -27,8 +27,8 @@ class DumpFolder:
     """Where the dumps of one graph go. ``graph`` is its name, or empty for what belongs to none; ``about`` is told on
     the page. The folder is made by the first file. Safe under threads and processes."""
 
-    def __init__(self, root: Path, graph: str = "", about: Mapping[str, str] | None = None) -> None:
-        self.root, self.graph, self.about = root, graph, dict(about or {})
+    def __init__(self, root: str | os.PathLike[str], graph: str = "", about: Mapping[str, str] | None = None) -> None:
+        self.root, self.graph, self.about = Path(root), graph, dict(about or {})
         self.path: Path | None = None
         self._names: list[str] = []
         self._lock = threading.Lock()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TextIO
 
 from .dumps import DumpFolder
@@ -75,7 +75,7 @@ class Recorder:
     """
 
     log: frozenset[str] = frozenset()
-    dump_dir: Path | None = None
+    dump_dir: str | os.PathLike[str] | None = None
     stream: TextIO | None = None
     stages: list[StageTiming] = field(default_factory=list)
     graphs: list[GraphRecord] = field(default_factory=list)
