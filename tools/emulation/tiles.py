@@ -11,6 +11,10 @@ Note [What a product of tiles computes]
     all pairs and the second ones, each by fused multiply-adds that round to the nearest, from zero; the two sums are
     added, and what that gives is added to the tile. Subnormal numbers are read as zero and become zero everywhere,
     whatever the settings of the thread are. Products of bytes (TDPBSSD) are summed in 32 bits, without saturation.
+
+Note [Shapes of tiles]
+    Tiles are always 16 rows of 64 bytes here, so nothing goes wrong in a run where a kernel does not set their shapes
+    before it uses them (a processor refuses that), or leaves them set. That is read in the text instead.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from aotkit_inductor_lower import native
 from aotkit_inductor_lower.targets.cpu import load, machine
 from aotkit_inductor_lower.targets.cpu import object as objects
 
-__all__ = ["with_emulated_tiles"]
+__all__ = ["unset_shapes", "with_emulated_tiles"]
 
 FEATURES = ("amx-tile", "amx-bf16", "amx-int8")
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16")
@@ -35,6 +39,8 @@ TILES, TILE_BYTES, ROWS = 8, 1024, 16
 _CALL = re.compile(r"call void @llvm\.x86\.(tilezero|tileloadd64|tileloaddt164|tilestored64|tdpbf16ps|tdpbssd)\(")
 _DECLARED = re.compile(r"^declare void @llvm\.x86\.(?:tile\w+|ldtilecfg|tdp\w+)\(.*\n?", re.MULTILINE)
 _SETTINGS = re.compile(r"^ *call void @llvm\.x86\.(?:ldtilecfg|tilerelease)\(.*\n?", re.MULTILINE)
+_DEFINED = re.compile(r"^define [^@\n]*@([\w.]+)\([^\n]*\{[^\n]*\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+_CALLED = re.compile(r"\bcall [^@\n]*@([\w.]+)\(")
 _FUNCTION = re.compile(r"^define [^\n]*\{\nentry:\n.*?^\}", re.MULTILINE | re.DOTALL)
 
 _FUNCTIONS = """
@@ -222,6 +228,8 @@ _FMA = "declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x 
 def with_emulated_tiles(text: str) -> str:
     """A module's LLVM text, with functions in place of the instructions for tiles; each function that uses tiles has
     eight of its own."""
+    wrong = unset_shapes(text)
+    assert not wrong, f"tiles are used before their shapes are set, or stay set: {', '.join(wrong)}"
     if not _CALL.search(text):
         return _DECLARED.sub("", _SETTINGS.sub("", text))
     text = _FUNCTION.sub(lambda found: _on_the_stack(found.group()), text)
@@ -229,6 +237,32 @@ def with_emulated_tiles(text: str) -> str:
     assert "@llvm.x86.tile" not in rest, "an instruction for tiles is left"
     by_line = (_by_line(name, *what) for name, what in _BY_LINE.items())
     return "\n".join([rest, *([] if "@llvm.fma.v16f32(" in rest else [_FMA]), _FUNCTIONS, *by_line])
+
+
+def unset_shapes(text: str) -> list[str]:
+    """The functions that use tiles, themselves or by others that they call, and do not set the shapes of these before
+    and release them behind; see Note [Shapes of tiles]."""
+    functions = {found[1]: found[2] for found in _DEFINED.finditer(text)}
+    calls = {name: _CALLED.findall(body) for name, body in functions.items()}
+    own = {name for name, body in functions.items() if _SETTINGS.search(body)}
+    users = {name for name, body in functions.items() if _CALL.search(body)}
+    while more := {name for name in functions.keys() - own - users if users.intersection(calls[name])}:
+        users |= more
+    begun = {called for names in calls.values() for called in names}
+    wrong = [name for name in users - own if name not in begun]
+    return sorted([*wrong, *(name for name in own if not _is_framed(functions[name], users))])
+
+
+def _is_framed(body: str, users: set[str]) -> bool:
+    """Whether all that a function does with tiles is between the instructions that set their shapes and release them,
+    and nothing returns before that."""
+    lines = [line.strip() for line in body.splitlines()]
+    settings = [k for k, line in enumerate(lines) if _SETTINGS.match(line)]
+    uses = [k for k, line in enumerate(lines) if _CALL.search(line) or users.intersection(_CALLED.findall(line))]
+    returns = [k for k, line in enumerate(lines) if line.startswith("ret ")]
+    if len(settings) != 2 or "ldtilecfg" not in lines[settings[0]] or "tilerelease" not in lines[settings[1]]:
+        return False
+    return all(settings[0] < use < settings[1] for use in uses) and all(settings[1] < end for end in returns)
 
 
 def _on_the_stack(function: str) -> str:

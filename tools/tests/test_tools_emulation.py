@@ -206,3 +206,19 @@ def test_products_of_bytes_in_emulated_tiles() -> None:
 def test_functions_without_tiles_stay_as_they_are() -> None:
     text = "define i32 @one() {\nentry:\n  ret i32 1\n}\n"
     assert tiles.with_emulated_tiles(text) == text
+
+
+CALLS = "define i32 @kernel(ptr %p) {{\nentry:\n{}  call void @product(ptr %p, ptr %p, ptr %p)\n{}  ret i32 0\n}}\n"
+SET, RELEASED = "  call void @llvm.x86.ldtilecfg(ptr %p)\n", "  call void @llvm.x86.tilerelease()\n"
+
+
+def test_tiles_without_shapes_are_an_error_as_they_are_on_a_processor() -> None:
+    assert not tiles.unset_shapes(TILES)
+    kept = (line for line in TILES.splitlines(keepends=True) if "ldtilecfg" not in line and "release" not in line)
+    bare = "".join(kept)
+    assert tiles.unset_shapes(bare) == ["product"]
+    assert not tiles.unset_shapes(bare + CALLS.format(SET, RELEASED))
+    for before, behind in (("", ""), (SET, ""), ("", RELEASED), (RELEASED, SET), (SET + RELEASED, "")):
+        assert tiles.unset_shapes(bare + CALLS.format(before, behind)) == ["kernel"]
+    with pytest.raises(AssertionError, match="before their shapes are set, or stay set: kernel"):
+        tiles.with_emulated_tiles(bare + CALLS.format(SET, ""))

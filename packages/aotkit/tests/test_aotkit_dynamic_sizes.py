@@ -400,11 +400,27 @@ def test_a_loss_of_several_labels_counts_those_before_the_first_that_is_minus_on
 
     compiled = torch.compile(loss, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})
     torch.testing.assert_close(compiled(x), loss(x))
-    if not dynamic:  # torch has no fake kernel of the gradient for symbolic sizes
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    for leaf, function in zip(leaves, (compiled, loss), strict=True):
+        function(leaf).sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+def test_gradients_without_a_fake_kernel_are_compiled_for_every_size():
+    """Of a gamma distribution's draws, and of a loss of several labels; torch runs their kernels to learn the sizes."""
+
+    def drawn(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch._standard_gamma(x.exp()).sum(1) + F.multilabel_margin_loss(x, targets, reduction="none")
+
+    compiled = torch.compile(drawn, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for rows in (4, 3):
+        x, targets = torch.arange(5.0 * rows).view(5, rows).sin().t(), torch.zeros(rows, 5, dtype=torch.int64)
         leaves = [x.clone().requires_grad_() for _ in range(2)]
-        for leaf, function in zip(leaves, (compiled, loss), strict=True):
-            function(leaf).sum().backward()
+        for leaf, function in zip(leaves, (compiled, drawn), strict=True):
+            torch.manual_seed(0)
+            function(leaf, targets).sum().backward()
         torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+        assert leaves[0].grad.stride() == leaves[1].grad.stride()
 
 
 @pytest.mark.parametrize(

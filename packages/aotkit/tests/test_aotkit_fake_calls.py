@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._guards import TracingContext
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotkit
 
@@ -116,3 +117,18 @@ def test_the_next_piece_is_compiled_for_the_strides_that_a_compiler_reports(grad
         expected.square().sum().backward()
         for a, b in zip(net.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_program_that_runs_on_fake_tensors_of_its_own_gets_fake_results(held: bool):
+    torch._dynamo.reset()
+    net, x = Net(), torch.randn(3, 8)
+    compiled = torch.compile(net, backend=aotkit.make_backend())
+    expected = compiled(x)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(x)
+        with pytest.warns(aotkit.EagerFallback, match="input . is, or holds, a fake tensor"):
+            result = compiled(TwoTensor(fake, fake) if held else fake)
+    parts = (result.a, result.b) if held else (result,)
+    assert all(isinstance(part, FakeTensor) and part.shape == (3, 8) for part in parts)
+    torch.testing.assert_close(compiled(x), expected)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +167,46 @@ def gradients(run: Callable[..., torch.Tensor], module: nn.Module, args: list[to
     named = {name: p.grad for name, p in module.named_parameters()}
     found = {"result": result.detach(), **{f"input {n}": leaf.grad for n, leaf in enumerate(leaves)}, **named}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def test_lengths_that_are_known_at_run_time_only_have_gradients() -> None:
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, distance, enable_gqa=True)
+
+    run = torch.compile(f, backend="aotkit", fullgraph=True, dynamic=True, options=ERROR)
+    for rows, keys in ((24, 64), (7, 33)):
+        args = operands(heads=2, rows=rows, keys=keys)
+        want = gradients(f, nn.Module(), [each.double() for each in args])
+        for name, value in gradients(run, nn.Module(), args).items():
+            torch.testing.assert_close(value.double(), want[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.sample(ways=1)
+@pytest.mark.parametrize("call", [of_torch, flex_attention])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_result_lies_in_memory_as_the_query_does(call: Any, dynamic: bool) -> None:
+    """So that a model may look at the heads of one query as one line, without a copy."""
+
+    def f(call: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.unflatten(-1, (4, -1)).transpose(1, 2) for each in (q, k, v))
+        found: torch.Tensor = call(q, k, v)
+        return found.transpose(1, 2).view(*q.shape[::2], -1)
+
+    args = [torch.randn(2, rows, 32) for rows in (24, 40, 40)]
+    run = torch.compile(f, backend="aotkit", fullgraph=True, dynamic=dynamic, options=ERROR)
+    torch.testing.assert_close(run(call, *args), f(flex_attention, *args), rtol=1e-5, atol=1e-5)
+
+
+def test_strides_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)  # no compile each time
+    for order in [*itertools.permutations(range(4))][::3]:
+        for sizes in ((2, 3, 4, 4), (2, 1, 1, 2)):
+            q = torch.randn([sizes[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
+            for query in (q, q[:1].expand(2, -1, -1, -1)[..., ::2]):
+                k = torch.randn(2, sizes[1], 6, query.shape[3])
+                want = eager(query, k, k)
+                assert flex_attention(query, k, k).stride() == want.stride(), (order, sizes)  # type: ignore[union-attr]
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -181,6 +181,18 @@ def test_other_functions_of_scores_are_written_out_and_explain_says_so(score_mod
     check(got, run, args, torch.bfloat16)
 
 
+def at_least_200(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return torch.where(k <= q, s, 200.0)
+
+
+def test_queries_beyond_the_last_have_no_weight_whatever_hides_their_keys() -> None:
+    """The blocks of the backward hold more queries than there are: exp(200) is inf, and 0 times inf nan."""
+    run, args = calling(at_least_200, None), operands(torch.bfloat16, keys=40)
+    got, calls, said = graphs_of(run, args)
+    assert calls == [] and "attention_backward" in said
+    check(got, run, args, torch.bfloat16)
+
+
 class Biased(torch.nn.Module):
     """Scores that depend on parameters, under a mask."""
 

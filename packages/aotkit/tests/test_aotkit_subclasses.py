@@ -94,6 +94,14 @@ class Tagged(Wrapper):
     """Its context is a tuple of constants."""
 
 
+class Versioned(Wrapper):
+    """One of an older version serves for a newer one."""
+
+    @classmethod
+    def __metadata_guard__(cls, traced, given):
+        return traced <= given
+
+
 class Quantized(Wrapper):
     """Holds int8 numbers and their scale; looks like float64; knows linear maps only, and is constant for them."""
 
@@ -660,6 +668,19 @@ def test_another_subclass_or_context_than_at_capture_compiles_again_or_is_refuse
         same(list(compiled(other)), [other * 2])
         with pytest.raises(WrapperError, match="is not what this graph was compiled for"):
             call([other])
+
+
+def test_a_class_says_which_contexts_a_graph_serves() -> None:
+    frames = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        frames.append(gm)
+        return aotkit.make_backend(aotkit.Options(fallback="error", cache=False))(gm, inputs)
+
+    compiled = torch.compile(lambda x: x * x, backend=backend)
+    for version, count in ((2, 1), (3, 1), (2, 1), (1, 2)):
+        same(compiled(Versioned(CONSTANT, version)).data_, CONSTANT * CONSTANT)
+        assert len(frames) == count
 
 
 def test_writing_to_a_wrapper_between_forward_and_backward_is_noticed_as_in_eager() -> None:

@@ -699,6 +699,63 @@ def test_autograd_notices_that_a_replay_wrote_what_it_saved(make):
         loss.backward()
 
 
+def first_two_as_bytes(x):
+    y = x + 1
+    return y, y[:2].view(torch.uint8), y[1:]
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+@pytest.mark.parametrize("outputs", ["survive", "overwrite", "copy"])
+def test_autograd_notices_a_write_to_another_result_in_the_same_memory(make, outputs, written):
+    trees, weight = make(outputs=outputs), torch.ones(4, requires_grad=True)
+    fast = trees.wrap(first_two_as_bytes)
+    for _ in range(4):
+        trees.mark_step()
+        results = fast(torch.ones(4))
+        loss = (weight * results[0]).sum()
+        results[written].zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        del results, loss
+    assert info(trees, "first_two_as_bytes").replays == 3
+
+
+@pytest.mark.parametrize("given", ["static", "in the path", "copied"])
+def test_autograd_notices_a_write_to_a_result_that_is_a_view_of_an_input(make, given):
+    trees, weight = make(), torch.ones(4, requires_grad=True)
+    first, second = trees.wrap(add_one), trees.wrap(lambda x: x[1:], static_input_indices=[0] * (given == "static"))
+    simple = cudagraphify(lambda x: x[1:], [torch.ones(4)], driver=SimulatedDriver(capacity=1 << 16))
+    kept = torch.ones(4)
+    for _ in range(4):
+        trees.mark_step()
+        x = first(torch.ones(4)) if given == "in the path" else kept
+        for view in (second(x), simple(x)):
+            loss = (weight * x).sum()
+            view.zero_()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+            del loss
+        del x, view
+
+
+def test_autograd_notices_a_write_to_a_recorded_result_by_a_call_that_runs_as_it_is(make):
+    trees, weight = make(), torch.ones(4, requires_grad=True)
+
+    def change(x):
+        x.mul_(2)
+        return x + 1
+
+    first, second = trees.wrap(add_one), trees.wrap(change)
+    for _ in range(2):
+        first(torch.ones(4))
+    trees.mark_step()
+    middle = first(torch.ones(4))
+    loss = (weight * middle).sum()
+    assert (second(middle) == 5).all() and info(trees, "change").warm_ups == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_autograd_notices_a_write_to_a_result_of_an_earlier_recording(make):
     trees, weight = make(), torch.ones(4, requires_grad=True)
 

@@ -120,6 +120,20 @@ def test_what_is_kept_for_one_row_has_one_dimension_for_each_loop_whatever_the_s
     torch.testing.assert_close(compile_graph(graph)([x])[0], padded(x))
 
 
+@pytest.mark.parametrize("f", [
+    lambda x: F.layer_norm(F.pad(x, (1, 0)).relu(), (x.shape[2] + 1,)),
+    lambda x: torch.cat([x, x[:, :1]], 1).cos().sum(2).softmax(1),
+], ids=["pad", "cat"])  # fmt: skip
+def test_rows_whose_length_is_a_sum_are_fused_like_others(f):
+    """A stride of ``h + 1`` is two terms, each of which was taken for a weight of its own."""
+    x = torch.randn(4, 5, 7)
+    known, unknown = (compile_graph(make_fx(f, tracing_mode=mode)(x)) for mode in ("fake", "symbolic"))
+    assert unknown.report().kernel_count == known.report().kernel_count
+    for sizes in ((4, 5, 7), (3, 2, 9), (2, 33, 3)):
+        other = torch.randn(sizes)
+        torch.testing.assert_close(unknown([other])[0], f(other))
+
+
 def test_a_value_that_an_aten_call_needs_is_stored_and_still_fused():
     def f(x, w):
         h = x.exp() + 1

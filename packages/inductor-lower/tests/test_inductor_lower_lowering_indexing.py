@@ -187,9 +187,9 @@ def test_an_index_out_of_range_raises_eagers_error_and_names_the_op(f, bad):
     assert not compiled.report().externs
     assert torch.equal(compiled([table, rows])[0], f(table, rows))
     wrong = torch.tensor([1, bad, 3])
-    with pytest.raises((IndexError, RuntimeError)):
+    with pytest.raises((IndexError, RuntimeError)) as eager:
         f(table, wrong)
-    with pytest.raises((IndexError, RuntimeError), match="index"):
+    with pytest.raises(eager.type, match="index"):  # which of the two depends on the operator
         compiled([table, wrong])
 
 

@@ -130,6 +130,14 @@ def test_what_comes_before_and_after_is_in_the_same_kernel() -> None:
     check_near(run(made, *args, residual), f(*args, residual), true)
 
 
+def test_a_factor_that_is_one_computed_number_is_right() -> None:
+    def f(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        return x @ number.sin().expand(4, 3)
+
+    x, number = torch.randn(5, 4), torch.randn(())
+    check_near(run(compiled(f, x, number), x, number), f(x, number), f(x.double(), number.double()))
+
+
 @pytest.mark.parametrize("rows", [1, 6])
 def test_scaled_groups_are_the_same_on_one_thread_and_on_two(rows: int, threads: Callable[[int], None]) -> None:
     args = operands(rows, 512, 1024, 64, torch.bfloat16)

@@ -167,6 +167,15 @@ def test_a_quotient_by_the_size_of_an_empty_loop_is_any_place() -> None:
     assert I0 // 0 == to_expr(0) == I0 % 0
 
 
+def test_a_sum_divides_what_it_is_a_factor_of() -> None:
+    for a, b in itertools.permutations([S0 + 1, S1 + 2, S0 - S1, S0 * S1 + S0 + 3, to_expr(4), S1], 2):
+        assert (a * b) // b == a and (a * b) % b == 0
+        assert (a * b * b) // (a * b) == b
+    assert ((S0 + 1) * I0) // (S0 + 1) == I0
+    for whole, part in ((S0 + 2, S0 + 1), (3 * S0 + 3, 2 * S0 + 2), (S0 * S1 + S0, S1 + 2), (S0 * S0 + 1, S0 + 1)):
+        assert str(whole // part) == f"({whole}) // ({part})"
+
+
 def test_an_expression_has_no_truth_value_and_takes_no_floats() -> None:
     with pytest.raises(TypeError, match="no truth value"):
         bool(I0)
@@ -186,6 +195,15 @@ def test_divisions_by_symbolic_sizes_vanish_where_the_ranges_allow() -> None:
     assert simplify(smin(I0, S0), ranges) == I0
     assert simplify(smax(I0 - S0, 0), ranges) == 0
     assert simplify(I0 // S1, ranges) == I0 // S1
+
+
+def test_divisions_by_sums_of_sizes_vanish_where_the_ranges_allow() -> None:
+    ranges, long = Ranges.of({"i0": S0, "i1": S1 + 1, "i2": S0 + S1}), S1 + 1
+    assert simplify((I0 * long + I1) // long, ranges) == I0
+    assert simplify((I0 * long + I1) % long, ranges) == I1
+    assert simplify((I0 * (S0 + S1) * long + I2 * long + I1) // ((S0 + S1) * long), ranges) == I0
+    assert simplify((I0 * (S0 + S1) * long + I2 * long + I1) // long % (S0 + S1), ranges) == I2
+    assert simplify((I0 * long + I2) // long, ranges) == (I0 * long + I2) // long
 
 
 @pytest.mark.covers("F5c.9")

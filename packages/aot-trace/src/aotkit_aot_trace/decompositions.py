@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from aotkit_functionalize import OverlappingWrite, Unsupported
 
 from . import _torch_compat as compat
+from .eager_layouts import with_eager_layouts
 from .eager_norms import with_eager_norms
 from .eager_pads import with_eager_pads
 from .eager_strides import with_eager_strides
@@ -23,8 +24,9 @@ aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
 
 
-def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
-    """``table`` made safe; ``in_forward`` says whether the run has not begun its backward yet.
+def guarded_table(table: Table, in_forward: Callable[[], bool], sums_windows: Callable[[], bool]) -> Table:
+    """``table`` made safe; ``in_forward`` says whether the run has not begun its backward yet, ``sums_windows`` whether
+    an operation runs that sums overlapping windows itself.
 
     Note [Writes that functionalization gets wrong]
         A write through a view becomes a scatter of the new values into the base. For a view whose elements
@@ -56,9 +58,10 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         return otherwise(aten.as_strided_scatter.default, base, source, size, stride, storage_offset)
 
     def unfold_backward(grad: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
-        if in_forward() and size > step and len(input_sizes) > 0 and input_sizes[dim] > size:
+        written = in_forward() and not sums_windows()
+        if written and size > step and len(input_sizes) > 0 and input_sizes[dim] > size:
             raise OverlappingWrite(f"a view made by unfold({dim}, {size}, {step})")
-        if in_forward() and not _windows_cover(input_sizes, dim, size, step):
+        if written and not _windows_cover(input_sizes, dim, size, step):
             raise Unsupported(
                 f"the windows of unfold(dimension={dim}, size={size}, step={step}) are written to",
                 "they leave gaps, which functionalization does not restore",
@@ -88,7 +91,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
     guarded[aten.pow.Tensor_Scalar] = power
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward
-    return with_eager_pads(with_eager_norms(with_eager_strides(guarded)))
+    return with_eager_pads(with_eager_norms(with_eager_layouts(with_eager_strides(guarded))))
 
 
 def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

@@ -51,7 +51,7 @@ _LOSSES = {  # elementwise unless they are reduced, and which argument says so
 }
 _ACTIVATIONS = "elu hardsigmoid hardswish hardtanh leaky_relu mish softplus"
 _BACKWARDS = tuple(f"{name}_backward" for name in _ACTIVATIONS.split())
-_UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES, *_BACKWARDS)
+_UNTAGGED = ("floor_divide", "hardswish", "polar", "complex", *_LOSSES, *_BACKWARDS)
 # The input's dense strides stay as they are.
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result

@@ -20,7 +20,21 @@ def recorded_with_known_shapes() -> Mapping[Any, Callable[..., Any]]:
         aten._ctc_loss.default: _ctc_loss,
         aten.convolution.default: _convolution,
         aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
+        aten._dirichlet_grad.default: _as_large_as(0, aten._dirichlet_grad.default),
+        aten._standard_gamma_grad.default: _as_large_as(0, aten._standard_gamma_grad.default),
+        aten.multilabel_margin_loss_backward.default: _as_large_as(1, aten.multilabel_margin_loss_backward.default),
     }
+
+
+def _as_large_as(position: int, op: Any) -> Callable[..., torch.Tensor]:
+    """For an operator without a fake kernel that gives a new tensor, contiguous, of the sizes of an argument."""
+
+    def record(*args: Any) -> torch.Tensor:
+        like = args[position]
+        recorded: torch.Tensor = compat.record_operator(op, args, lambda: like.new_empty(like.shape))
+        return recorded
+
+    return record
 
 
 def _convolution(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> Any:

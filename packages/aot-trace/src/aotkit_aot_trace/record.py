@@ -93,6 +93,7 @@ class Recording:
         backward_marks: ``(number of nodes recorded, sequence number)`` at the start of each backward function.
         check_saved: refuses backward functions that saved what changed its shape in place since.
         needless: placeholders to be replaced by a node; see :mod:`.backward_mutated_inputs`.
+        sums_windows: whether an operation runs that sums overlapping windows itself.
     """
 
     metadata: GraphMetadata | None = None
@@ -100,6 +101,7 @@ class Recording:
     backward_marks: list[tuple[int, int]] = field(default_factory=list)
     check_saved: Callable[[Sequence[Any]], None] | None = None
     needless: list[tuple[torch.fx.Node, torch.fx.Node]] = field(default_factory=list)
+    sums_windows: Callable[[], bool] = lambda: False
     graph: torch.fx.GraphModule | None = None
 
 
@@ -122,8 +124,12 @@ def record(request: Request) -> Recording:
             stack.enter_context(compat.enable_python_dispatcher())
             stack.enter_context(table_above_autograd(request.decompositions))
         try:
-            table = guarded_table(request.decompositions, lambda: result.metadata is None)
-            table = with_replay(table, lambda: result.metadata is None, by_memory=request.random_by_memory)
+
+            def in_forward() -> bool:
+                return result.metadata is None
+
+            table = guarded_table(request.decompositions, in_forward, lambda: result.sums_windows())
+            table = with_replay(table, in_forward, by_memory=request.random_by_memory)
             result.graph = compat.run_make_fx(traced, request.graph_inputs, table)
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, None) from error
@@ -144,6 +150,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
     before, autocast = torch.is_grad_enabled(), AutocastState.now()
     tracer = compat.current_tracer()
     with functional_layer(request.layer) as storages:
+        result.sums_windows = lambda: storages.sums_windows
         apart = request.subclasses
         inputs = (function_inputs if apart is None else apart.enter)(placeholders, request.callers)
         with noting_regions(() if isinstance(request.fn, GraphFunction) else inputs) as noted:

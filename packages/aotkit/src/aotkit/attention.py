@@ -103,7 +103,25 @@ def attend(
     empty = largest == -math.inf  # all left out
     lse = scores.masked_fill(empty.unsqueeze(-1), 0).logsumexp(-1).masked_fill(empty, -math.inf)
     weights = torch.ops.aten._safe_softmax.default(scores, -1)
-    return weights.to(query.dtype) @ value.to(query.dtype), lse, largest
+    return _laid_out_as(query, weights.to(query.dtype) @ value.to(query.dtype)), lse, largest
+
+
+def _laid_out_as(query: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """``result`` as torch's lies in memory: numbers of a head side by side, other dimensions in the order of the
+    query's. So what is a view of the one is a view of the other."""
+    order = [0, 0, 0, 3]  # from the outermost dimension on; Dynamo sorts no sizes that are known at run time only
+    for dim in range(3):
+        order[sum(1 for other in range(3) if _lies_outside(query, other, dim))] = dim
+    if order == [0, 1, 2, 3]:
+        return result
+    lying = result.permute(order).clone(memory_format=torch.contiguous_format)
+    return lying.permute([order.index(dim) for dim in range(4)])
+
+
+def _lies_outside(query: torch.Tensor, dim: int, other: int) -> bool:
+    """Of two dimensions of one stride, the first."""
+    own, its = query.stride(dim), query.stride(other)
+    return bool(own > its or (own == its and dim < other))
 
 
 def _for_heads(shared: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
@@ -124,11 +142,11 @@ def _over_places(function: Callable[..., torch.Tensor], *, with_score: bool) -> 
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, enable_gqa: bool) -> None:
-    shapes = ", ".join(str(tuple(each.shape)) for each in (query, key, value))
     if any(each.dim() != 4 for each in (query, key, value)):
+        shapes = _shapes(query, key, value)
         raise ValueError(f"query, key and value have four dimensions (batch, heads, rows, width), not {shapes}")
     if query.shape[3] != key.shape[3] or key.shape[:3] != value.shape[:3] or key.shape[0] not in (1, query.shape[0]):
-        raise ValueError(f"query, key and value of these shapes do not fit each other: {shapes}")
+        raise ValueError(f"query, key and value of these shapes do not fit each other: {_shapes(query, key, value)}")
     if query.shape[1] % key.shape[1] or (query.shape[1] != key.shape[1] and not enable_gqa):
         raise ValueError(
             f"{query.shape[1]} heads of queries have {key.shape[1]} of keys: that takes enable_gqa=True and a multiple"
@@ -138,3 +156,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: An
     lengths = (query.shape[2], key.shape[2])
     if mask is not None and tuple(mask.seq_lengths) != lengths:
         raise ValueError(f"the block mask is for {tuple(mask.seq_lengths)} queries and keys, not for {lengths}")
+
+
+def _shapes(*tensors: torch.Tensor) -> str:
+    """For an error only: Dynamo makes no text of sizes that are known at run time only."""
+    return ", ".join(str(tuple(each.shape)) for each in tensors)

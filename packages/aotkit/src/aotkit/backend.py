@@ -28,12 +28,14 @@ from .frontend.inputs import (
     accumulates_gradients,
     attribute_tensors,
     calls_flex_attention,
+    fake_of_the_program,
     has_lists,
     unsupported_input,
 )
 from .frontend.masks import has_strided_masks, lay_out_masks
 from .frontend.saving import has_gradient, is_saved_by_torch, name_in_torchs_cache
 from .frontend.structured_trace import TraceSink, is_tracing
+from .frontend.version_counters import needs_version_counters
 from .options import Options, resolve
 from .recorder import Recorder
 
@@ -134,6 +136,11 @@ def _prepared(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return write_out_flex_attention(gm)
 
 
+def _unsupported(gm: torch.fx.GraphModule, values: Sequence[Any], options: Options) -> str | None:
+    """Why ``gm`` with these inputs, and the tensors that it holds, is not compiled, or ``None``."""
+    return unsupported_input(values, kernels=options.lowering == "kernels") or needs_version_counters(gm)
+
+
 def _compile_plain(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -144,7 +151,9 @@ def _compile_plain(
     attributes = attribute_tensors(gm)
     values = [*example_inputs, *attributes]
     ranks = RankCheck.of(gm, values, options)
-    reason = unsupported_input(values, kernels=options.lowering == "kernels")
+    reason = _unsupported(gm, values, options)
+    if reason is None and options.lowering == "kernels":
+        reason = fake_of_the_program(values)
     if reason is not None:
         if ranks is not None:
             ranks.failed(reason, runs_eagerly=options.fallback == "eager")
@@ -199,7 +208,7 @@ def _keep_in_torchs_cache(
     attributes = attribute_tensors(gm)
     values = [*example_inputs, *attributes]
     job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
-    reason = unsupported_input(values, kernels=options.lowering == "kernels")
+    reason = _unsupported(gm, values, options)
     if job.cache is None:
         reason = "there is no cache, from which this process would load what is recorded"
     elif RankCheck.of(gm, values, options) is not None:
@@ -229,7 +238,7 @@ def _compile_to_save(
 
     attributes = attribute_tensors(gm)
     reason = "an argument is a list" if has_lists(example_inputs) else None
-    reason = reason or unsupported_input([*example_inputs, *attributes], kernels=options.lowering == "kernels")
+    reason = reason or _unsupported(gm, [*example_inputs, *attributes], options)
     if reason is not None:
         raise CompileError(f"the graph could not be compiled: {reason}")
     name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")

@@ -59,7 +59,7 @@ class Options:
     more (``"once"``), or sixteen or more (``"auto"``). ``"apart"``: they are parts of the whole graph, which takes
     longer to compile with each layer; steps are up to a few per cent faster. Graphs on the CPU only.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do. Off,
-    such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
+    such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an error.
     ``compile_workers``: kernels for a CUDA device are compiled in so many processes beside this one, which end when
     they had nothing to do for five minutes. ``None``: as many as this process may use processors, up to 16. 0: in
     threads of this process, which mostly wait for each other.

@@ -41,6 +41,28 @@ class Layout(NamedTuple):  # hundreds are made and compared in each call: a data
         with torch.inference_mode(False):
             return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, start, self.shape, self.stride)
 
+    def beside(self, tensor: torch.Tensor, offset: int | None = None) -> torch.Tensor:
+        """A tensor of this layout on the memory of `tensor`, and with its version: where autograd saved one of them, it
+        notices a write through the other. Inference tensors have no versions, and lazy ones are not what is there."""
+        start = self.offset if offset is None else offset
+        if tensor.is_inference() or is_lazy(tensor):
+            return self.on(tensor.untyped_storage(), start)
+        with torch.inference_mode(False), torch.no_grad():
+            lying = tensor.detach()
+            if lying.dtype != self.dtype:
+                width = max(lying.dtype.itemsize, self.dtype.itemsize)
+                count = lying.untyped_storage().nbytes() // width * width // lying.dtype.itemsize
+                lying = lying.as_strided((count,), (1,), 0).view(self.dtype)
+            return lying.as_strided(self.shape, self.stride, start).detach()
+
+
+def tensors_on(storage: torch.UntypedStorage, layouts: Mapping[int, Layout]) -> dict[int, torch.Tensor]:
+    """Tensors of these layouts on a storage, all with one version, as views of each other have it."""
+    made: dict[int, torch.Tensor] = {}
+    for key, layout in layouts.items():
+        made[key] = layout.beside(next(iter(made.values()))) if made else layout.on(storage)
+    return made
+
 
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether its elements are what its memory holds only when they are negated or conjugated."""
@@ -94,7 +116,7 @@ class Slot:
     def renew(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Go on with a new storage on the same memory; returns the old one. To be settled afterwards."""
         old, self.storage = self.storage, storage
-        self.bases = {leaf: Layout.of(base).on(storage) for leaf, base in self.bases.items()}
+        self.bases = tensors_on(storage, {leaf: Layout.of(base) for leaf, base in self.bases.items()})
         return old
 
     def _count(self) -> tuple[int, int]:

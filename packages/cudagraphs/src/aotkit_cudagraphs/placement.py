@@ -36,8 +36,8 @@ class PathTensor(NamedTuple):  # see `Layout`
     layout: Layout
 
     def tensor(self) -> torch.Tensor:
-        """The tensor."""
-        return self.layout.on(self.slot.storage)
+        """The tensor, with the version of the results there."""
+        return self.layout.beside(next(iter(self.slot.bases.values())))
 
 
 class Key:

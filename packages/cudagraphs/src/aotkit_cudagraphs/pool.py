@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .driver import DeviceDriver
-from .liveness import Layout, LiveSlots, Slot
+from .liveness import Layout, LiveSlots, Slot, tensors_on
 
 
 class PoolBusy(RuntimeError):
@@ -79,7 +79,7 @@ class Pool:
         """The slot for results on one storage, which must be the storage of all of `leaves`; to be settled."""
         nbytes = next(iter(leaves.values())).untyped_storage().nbytes()
         storage = self._driver.storage_at(self.handle, address, nbytes)
-        bases = {leaf: Layout.of(tensor).on(storage) for leaf, tensor in leaves.items()}
+        bases = tensors_on(storage, {leaf: Layout.of(tensor) for leaf, tensor in leaves.items()})
         return Slot(owner, address, nbytes, tuple(leaves), storage, bases)
 
     def attribute_growth(self) -> int:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from .dispatch import UndoWrites
 from .driver import DeviceDriver
 from .eligibility import check_outputs
+from .liveness import Layout
 from .options import CudagraphOptions
 from .reasons import CaptureError, CudagraphSkipped, SkipKind, SkipReason
 from .static_inputs import buffer_like, copy_into_buffer, expanded_dims, is_aligned, sharing_memory
@@ -179,7 +180,7 @@ class Recording:
 
     def _surviving(self, inputs: Sequence[object]) -> list[object]:
         """Results that the next replay does not touch; see Note [What a replay returns]."""
-        copies: dict[int, torch.UntypedStorage] = {}
+        copies: dict[int, torch.Tensor] = {}
         results: list[object] = []
         for value in self._outputs:
             if not isinstance(value, torch.Tensor):
@@ -193,9 +194,10 @@ class Recording:
             if _storage_id(value) in self._held:
                 results.append(value.detach())
                 continue
-            if storage._cdata not in copies:
-                copies[storage._cdata] = storage.clone()
-            results.append(_on_storage(value, copies[storage._cdata], int(value.storage_offset())))
+            copy, layout = copies.get(storage._cdata), Layout.of(value)
+            made = layout.on(storage.clone()) if copy is None else layout.beside(copy)
+            copies.setdefault(storage._cdata, made)
+            results.append(made)
         return results
 
 
@@ -205,12 +207,7 @@ def _same_view(view: torch.Tensor, buffer: torch.Tensor, given: torch.Tensor) ->
     start = given.storage_offset() * given.element_size() + nbytes
     if start % view.element_size():
         return view.clone()  # another dtype at an odd address: no such view of the given tensor exists
-    return _on_storage(view, given.untyped_storage(), int(start) // view.element_size())
-
-
-def _on_storage(like: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
-    """A tensor with the layout of `like` on `storage`."""
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
+    return Layout.of(view).beside(given, int(start) // view.element_size())
 
 
 def _storage_id(value: object) -> int | None:

@@ -28,7 +28,7 @@ def run_node(
         for index, buffer, dims in node.copies:
             copy_into_buffer(buffer, inputs[index], dims)
         driver.replay(node.graph)
-        copies: dict[int, torch.UntypedStorage] = {}
+        copies: dict[int, torch.Tensor] = {}
         leaves = [
             base.detach() if base is not None else _result(output, leaf, inputs, copies, alike)
             for leaf, (base, output) in enumerate(zip(node.bases(), node.outputs, strict=True))
@@ -49,18 +49,17 @@ def _remember(node: Node, leaves: Sequence[Any]) -> None:
         slot.handed = [weakref.ref(leaves[leaf]) for leaf in slot.leaves]
 
 
-def _result(
-    output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage], alike: bool
-) -> Any:
+def _result(output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.Tensor], alike: bool) -> Any:
     match output.source:
         case Source.NEW:
             slot = output.slot
             assert slot is not None
             if not slot.copied:
                 return slot.bases[leaf].detach()
-            if slot.address not in copies:  # results that share memory share the copy
-                copies[slot.address] = slot.storage.clone()
-            return output.value.on(copies[slot.address])
+            if slot.address in copies:  # results that share memory share the copy
+                return output.value.beside(copies[slot.address])
+            copies[slot.address] = output.value.on(slot.storage.clone())
+            return copies[slot.address]
         case Source.PATH:
             return output.value.tensor()
         case Source.INPUT:
@@ -84,12 +83,11 @@ def _view_of(given: torch.Tensor, layout: Layout, distance: int) -> torch.Tensor
         # Another dtype at an odd address: no such view of the given tensor exists, so its bytes are copied.
         everything = torch.empty(0, dtype=torch.uint8, device=given.device).set_(given.untyped_storage())
         return layout.on(everything[start:].clone().untyped_storage(), 0)
-    return layout.on(given.untyped_storage(), start // layout.dtype.itemsize)
+    return layout.beside(given, start // layout.dtype.itemsize)
 
 
 def announce_write(value: Any, in_path: PathTensor | None) -> None:
     """Let autograd notice that a tensor, which it may have saved, was written, though no operator ran."""
-    tensors = [value] if in_path is None else list(in_path.slot.bases.values())  # results share versions with these
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+    tensor = value if in_path is None else next(iter(in_path.slot.bases.values()))  # results share its version
+    if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)

@@ -36,6 +36,7 @@ class StorageEvents:
     num_bytes: dict[int, Any] = field(default_factory=dict)
     enlarged: dict[int, torch.Tensor] = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
+    sums_windows: bool = False  # see Note [Who sums windows] in :mod:`.summed_windows`
 
     def resize_storage(self, target: torch.Tensor, num_bytes: Any) -> None:
         """``target.untyped_storage().resize_(num_bytes)``."""

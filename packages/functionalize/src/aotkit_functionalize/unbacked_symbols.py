@@ -26,11 +26,11 @@ _FUNCTIONS = {"min", "max", "isqrt", "float", "sqrt", "pow", "trunc", "floor", "
 
 
 def unbacked_symbols(
-    told: Iterable[SymbolBinding], outputs: Sequence[OutputInfo], bases: Sequence[TensorMeta]
+    told: Iterable[SymbolBinding], outputs: Sequence[OutputInfo], others: Sequence[TensorMeta]
 ) -> set[str]:
-    """Symbols in the records of outputs and bases that the inputs do not tell."""
+    """Symbols in the records of outputs and other tensors (bases) that the inputs do not tell."""
     dims: list[Any] = []
-    for meta in (*bases, *(o.meta for o in outputs if o.meta is not None)):
+    for meta in (*others, *(o.meta for o in outputs if o.meta is not None)):
         dims += [*meta.sizes, *meta.strides]
     for view in (o.view for o in outputs if o.view is not None):
         dims += [*view.sizes, *view.strides, view.offset_delta]

@@ -16,7 +16,9 @@ from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
 from .masked_writes import without_unknown_sizes
 from .overlap import definitely_disjoint, repeats_memory
+from .pending_gradients import HALF_SPECTRA, settle_gradient
 from .random_writes import as_eager_draws, check_normal
+from .summed_windows import SUMS_WINDOWS, with_summed_windows
 from .unfold import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
@@ -125,6 +127,10 @@ class RefuseWrongWrites(TorchFunctionMode):
         return result
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if name in HALF_SPECTRA:
+            settle_gradient(args, kwargs)
+        if name in SUMS_WINDOWS:
+            return with_summed_windows(self.storages, name, func, args, kwargs)
         if name in _BY_PYTHON_KERNELS:
             with compat.enable_python_dispatcher():
                 return func(*args, **kwargs)

@@ -9,6 +9,7 @@ __all__ = [
     "Fallback",
     "IRError",
     "IRSyntaxError",
+    "IndexOutOfRange",
     "InputMismatchError",
     "LoweringError",
     "ProcessorError",
@@ -51,6 +52,12 @@ class SizeOverflowError(LoweringError, OverflowError):
 
 class FakeKernelError(LoweringError, RuntimeError):
     """A library call gave a result of another type or shape than its fake kernel said when the graph was captured."""
+
+
+class IndexOutOfRange(IndexError, RuntimeError):
+    """A call was given an index that is out of range. Eager mode raises an ``IndexError`` for some operators
+    (``index_select``) and a ``RuntimeError`` for others (``gather``); kernels are of several operators, and raise this.
+    """
 
 
 class UnknownPassError(ValueError):

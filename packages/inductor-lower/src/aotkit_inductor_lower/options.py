@@ -39,7 +39,7 @@ class LowerOptions:
     measured, with ``tune``, or by what is known of the processor.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the
     device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
-    outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
+    outside of a tensor is touched either way. On the CPU such an index is always an error.
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, which a profiler can time; slower where
     there are many small ones.
     ``overlap_memory``: so that other steps run while collectives do, steps may change their order, and the peak of

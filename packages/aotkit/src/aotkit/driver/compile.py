@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace import Origin, TraceOptions, capture, mutations_in_graph
+from aotkit_aot_trace import Origin, TraceOptions, Unsupported, capture, mutations_in_graph
 from aotkit_aot_trace.callables import GraphFunction
 from aotkit_aot_trace.gradients import GradientInputs, SavedValues, capture_gradients, saved_values
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
@@ -26,6 +26,7 @@ from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_input
 from ..artifact import round_trip
 from ..artifact.records import Artifact, CaptureOrigin, CompiledGraph, Graphs, LiveCode
 from ..frontend.fake_calls import with_fake_results
+from ..frontend.inlined_regions import calls_regions, inline_regions, regions_differ_when_run_again
 from ..frontend.tracing_context import publish_graph, publish_metadata
 from .alias_specializations import addressed_inputs
 from .context import Captured, CompileContext, Split, readable
@@ -51,7 +52,7 @@ def capture_function(
     are right only where it is not."""
     if ctx.stages.begin is not None:
         ctx.stages.begin(fakes, ctx)
-    captured = _capture_once(fn, fakes, examples, ctx)
+    captured = _capture_with_regions(fn, fakes, examples, ctx)
     captured = _with_static_inputs(captured, ctx.num_static)
     return _shown(_with_mutations(captured, ctx), ctx)
 
@@ -85,6 +86,23 @@ def compile_gradients(
 
 
 # -- the first half ------------------------------------------------------------------------------------
+
+
+def _capture_with_regions(
+    fn: Callable[..., Any], fakes: Sequence[Any], examples: Sequence[Any], ctx: CompileContext
+) -> Captured:
+    """Capture; again with nested regions inlined if they are refused, see Note [Regions that are not run again]."""
+    if not isinstance(fn, torch.fx.GraphModule) or not calls_regions(fn):
+        return _capture_once(fn, fakes, examples, ctx)
+    try:
+        captured = _capture_once(fn, fakes, examples, ctx)
+        if not captured.metadata.is_training or not regions_differ_when_run_again(captured.graph):
+            return captured
+        reason = "a region that is run again may give other results"
+    except Unsupported as refusal:
+        reason = str(refusal)
+    ctx.recorder.event("regions.inlined", {"graph": ctx.name, "reason": reason})
+    return _capture_once(inline_regions(fn), fakes, examples, ctx)
 
 
 def _capture_once(

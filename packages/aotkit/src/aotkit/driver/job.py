@@ -300,14 +300,21 @@ def run_in_spite_of(
     if options.fallback == "error":
         raise_bug(error, first_line(gm))
     note_bug(error, first_line(gm), recorder)
-    return gm
+    return _without_regions(gm)
 
 
 def run_eagerly(gm: torch.fx.GraphModule, reason: str, recorder: Recorder) -> Callable[..., Any]:
     """The graph itself, after one notice with the ``reason``."""
     recorder.add_fallback(reason)
     notify_eager(reason)
-    return gm
+    return _without_regions(gm)
+
+
+def _without_regions(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """What runs eagerly; see Note [Regions that are not run again]."""
+    from ..frontend.inlined_regions import inline_regions
+
+    return inline_regions(gm)
 
 
 def _count_inputs(gm: torch.fx.GraphModule) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .changed_graphs import has_call
 from .plain_fakes import plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
-__all__ += ["has_float_symbols", "has_lists", "has_symbols", "lift_attributes", "symbolic_twins", "unsupported_input"]
+__all__ += ["fake_of_the_program", "has_float_symbols", "has_lists", "has_symbols", "lift_attributes"]
+__all__ += ["symbolic_twins", "unsupported_input"]
 
 #: Functions of compiled autograd that set ``.grad``.
 ACCUMULATIONS = ("AccumulateGrad", "call_accumulate_grad")
@@ -178,9 +180,33 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
             return f"input {position} is on device {value.device}; code is generated for the CPU and for CUDA only"
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"
+        if torch._is_functional_tensor(value):
+            return f"input {position} is functionalized from outside (torch.func.functionalize), operator by operator"
         if value._is_zerotensor():
             return f"input {position} is a tensor of zeros that has no memory, as gradients of forward mode may be"
     return None
+
+
+def fake_of_the_program(example_inputs: Sequence[Any]) -> str | None:
+    """Which of a graph's inputs the program itself made a fake tensor, as a run that only asks for sizes does.
+
+    Kernels read memory, and fakes have none. Those of Dynamo's own mode only tell what the call will be given.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return None
+    for position, value in enumerate(example_inputs):
+        if any(part.fake_mode is not context.fake_mode for part in _fakes_in(value)):
+            return f"input {position} is, or holds, a fake tensor, which has no memory"
+    return None
+
+
+def _fakes_in(value: object) -> Iterator[FakeTensor]:
+    if isinstance(value, FakeTensor):
+        yield value
+    elif isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _fakes_in(getattr(value, name))
 
 
 def attribute_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:

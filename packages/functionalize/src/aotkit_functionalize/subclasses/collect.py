@@ -34,6 +34,7 @@ from ..records import (
 )
 from ..symbols import bind_symbols, is_symbolic, tensor_meta
 from ..tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
+from ..unbacked_symbols import unbacked_symbols
 from ..wrap import from_functional
 from .arguments import SubclassInput, check_layer, read_size
 from .meta import (
@@ -157,11 +158,16 @@ class SubclassRun:
             differentiable = [False] * len(self.outer_values)
         is_training = any(differentiable)
         subclasses = tuple(i.subclass if isinstance(i, SubclassInput) else None for i in self.inputs)
+        tangents = tuple(self._outer_tangents(differentiable))
+        told = bind_symbols([i.original for i in self.inputs])
         outer = CallContract(
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            tangents=tuple(self._outer_tangents(differentiable)),
-            symbols=bind_symbols([i.original for i in self.inputs]),
+            tangents=tangents,
+            symbols=(
+                *told,
+                *self._told_by_results(unbacked_symbols(told, outputs, [*bases, *(t.meta for t in tangents)])),
+            ),
             effects=inner.effects,
             num_forward_outputs=len(self.forward),
             num_mutated=num_mutated,
@@ -206,6 +212,12 @@ class SubclassRun:
             is_training=outer.is_training,
             subclasses=boundary,
         )
+
+    def _told_by_results(self, names: set[str]) -> list[SymbolBinding]:
+        """Sizes of tensors inside of arguments, which the arguments do not tell, are read off what is returned."""
+        tensors = (v if isinstance(v, torch.Tensor) else None for v in self.outer_values)
+        values = [plain_value(v) if is_subclass(v) else v if v is None else from_functional(v) for v in tensors]
+        return [replace(b, of_output=True) for b in bind_symbols(values) if b.name in names]
 
     def _outer_tangents(self, differentiable: Sequence[bool]) -> list[TangentInfo]:
         infos = []

@@ -71,7 +71,9 @@ def expected_tangent(value: Any) -> Any:
     plain = plain_value(value)
     with below_functional_layer(), torch.no_grad():
         hook = getattr(plain, "__coerce_tangent_metadata__", None)
-        plain = plain if hook is None else hook()
+        coerced = plain if hook is None else hook()
+        # What the class computed (DTensor adds up over all ranks) may lie otherwise than its wrapper says.
+        plain = plain if coerced is plain else coerced.clone(memory_format=torch.contiguous_format)
         plain = plain.requires_grad_(False) if plain.requires_grad else plain
         return plain if torch._prims_common.is_non_overlapping_and_dense_or_false(plain) else plain.contiguous()
 

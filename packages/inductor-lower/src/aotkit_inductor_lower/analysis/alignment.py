@@ -10,7 +10,7 @@ Note [Digits]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ..ir import LoopNest, Range
@@ -18,7 +18,7 @@ from ..ir.walk import expressions, instructions
 from ..symbolic import Call, Expr, Symbol, SymbolKind, floordiv, has_calls, mod, sym, to_expr
 from .nests import ranges_of
 
-__all__ = ["Alignment", "align_digits", "digits_of", "digits_of_part", "split_loops"]
+__all__ = ["Alignment", "align_digits", "digits_of", "digits_of_part", "loops_by_weight", "split_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,32 @@ class Alignment:
     second: Mapping[str, tuple[Range, ...]]
 
 
+def loops_by_weight(flat: Expr, outer: Set[str] = frozenset()) -> tuple[Expr, dict[Expr, str]] | None:
+    """The part of a position that is of ``outer`` loops or of none, and its other loops by weight; ``None`` if it is
+    no plain sum. A loop has one weight, which is a sum itself where a stride is one: that of channels of ``h + 1`` by
+    ``w + 2`` pixels has four terms."""
+    if has_calls(flat):
+        return None
+    rest, weights = to_expr(0), dict[str, Expr]()
+    for monomial, factor in flat.terms:
+        loops = [atom for atom in monomial if isinstance(atom, Symbol) and atom.kind is not SymbolKind.SIZE]
+        if len(loops) > 1 or any(loop.kind is not SymbolKind.INDEX for loop in loops):
+            return None
+        if not loops or loops[0].name in outer:
+            rest = rest + Expr(((monomial, factor),), False)
+        else:
+            term = Expr(((tuple(atom for atom in monomial if atom is not loops[0]), factor),), False)
+            weights[loops[0].name] = weights.get(loops[0].name, to_expr(0)) + term
+    found = {weight: loop for loop, weight in weights.items()}
+    return (rest, found) if len(found) == len(weights) else None
+
+
 def digits_of(flat: Expr, sizes: Mapping[str, Expr], numel: Expr) -> list[tuple[str, Expr]] | None:
     """The loops that count through a buffer's elements, least significant first with their sizes, if ``flat`` passes
     every element exactly once; else ``None``."""
-    by_weight: dict[Expr, str] = {}
-    for monomial, factor in flat.terms:
-        loops = [atom for atom in monomial if isinstance(atom, Symbol) and atom.kind is not SymbolKind.SIZE]
-        if len(loops) != 1 or loops[0].kind is not SymbolKind.INDEX or any(isinstance(a, Call) for a in monomial):
-            return None
-        weight = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
-        if weight in by_weight:
-            return None
-        by_weight[weight] = loops[0].name
+    rest, by_weight = loops_by_weight(flat) or (flat, {})
+    if rest != 0:
+        return None
     digits: list[tuple[str, Expr]] = []
     seen: set[str] = set()
     weight = to_expr(1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..errors import IRError
+from ..errors import IndexOutOfRange, IRError
 from ..ops.dtypes import from_torch_dtype, to_torch_dtype
 from ..ops.reductions import REDUCTIONS, store_op
 from ..ops.scalar import OP_TABLE, TypeRule
@@ -19,11 +19,7 @@ from ..symbolic import Symbol, SymbolKind
 from .grid import evaluate_on_grid
 from .nodes import CheckedIndex, Compute, Const, Index, Instr, Load, Reduce, Store
 
-__all__ = ["DividedByZero", "IndexOutOfRange", "InstrRun"]
-
-
-class IndexOutOfRange(IndexError):
-    """An index that a program checks is out of range, as eager's error says."""
+__all__ = ["DividedByZero", "InstrRun"]
 
 
 class DividedByZero(RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..errors import IndexOutOfRange
 from .records import CompiledProgram
 
 __all__ = ["INDEX_ERROR", "ZERO_DIVISION", "failure", "place_of", "status_at"]
@@ -25,7 +26,7 @@ def failure(program: CompiledProgram) -> Callable[[int, Sequence[str]], None]:
     def fail(status: int, launches: Sequence[str]) -> None:
         where = place(launches[(status >> 8) - 1])
         if status & INDEX_ERROR:
-            raise IndexError(f"an index is out of range for the dimension it selects from{where}")
+            raise IndexOutOfRange(f"an index is out of range for the dimension it selects from{where}")
         raise RuntimeError(f"an integer was divided by zero (ZeroDivisionError){where}")
 
     return fail

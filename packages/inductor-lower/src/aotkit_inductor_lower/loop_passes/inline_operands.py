@@ -106,9 +106,9 @@ class Producers:
             place = _reordered(base, view, seen)
             if place is None:
                 place = _regrouped(base, view, seen)
+                if place is None:
+                    return None
                 groups.append(base.sizes[-1].constant or 0)
-            if place is None:
-                return None
             views.append(place)
             buffer = view.base
         nest = self.program.steps[writers[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..analysis.alignment import loops_by_weight
 from ..analysis.nests import iteration_count, ranges_of
 from ..ir import Buffer, BufferKind, BufferRef, CheckedIndex, Instr, Load, LoopNest, Program, Range, Stage, Step, Store
 from ..ir.builder import NestBuilder
@@ -23,7 +24,7 @@ from ..ir.walk import (
     stores,
 )
 from ..passes import Pass, PassContext, fuses
-from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, has_calls, sym, to_expr
+from ..symbolic import Expr, Symbol, contiguous_strides, estimate, sym, to_expr
 from .drop_dead_steps import drop_dead_steps
 
 __all__ = ["PASS", "localize_temporaries"]
@@ -167,21 +168,9 @@ def _size_hint(weight: Expr) -> int:
 
 
 def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:
-    """The inner loops of a row-major position, by weight; ``None`` if it is not a plain sum. A loop has one weight,
-    which is a sum itself where a stride is one: that of channels of ``h + 1`` by ``w + 2`` pixels has four terms."""
-    if has_calls(flat):
-        return None
-    outer = {r.symbol for r in nest.outer}
-    weights: dict[str, Expr] = {}
-    for monomial, factor in flat.terms:
-        loops = [a for a in monomial if isinstance(a, Symbol) and a.kind is not SymbolKind.SIZE]
-        if any(a.kind is SymbolKind.VALUE for a in loops) or len(loops) > 1:
-            return None
-        if loops and loops[0].name not in outer:
-            term = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
-            weights[loops[0].name] = weights.get(loops[0].name, to_expr(0)) + term
-    found = {weight: loop for loop, weight in weights.items()}
-    return found if len(found) == len(weights) else None
+    """The inner loops of a row-major position, by weight; ``None`` if it is not a plain sum."""
+    found = loops_by_weight(flat, {r.symbol for r in nest.outer})
+    return found[1] if found is not None else None
 
 
 def _without_dead_code(nest: LoopNest) -> LoopNest | None:

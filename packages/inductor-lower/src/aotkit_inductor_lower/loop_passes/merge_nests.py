@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..analysis.alignment import align_digits, digit_env, digits_of, digits_of_part, expand_ranges
+from ..analysis.alignment import align_digits, digit_env, digits_of, digits_of_part, expand_ranges, loops_by_weight
 from ..analysis.nests import (
     body_size,
     is_heavy,
@@ -24,7 +24,7 @@ from ..ir import Buffer, Load, LoopNest, Range, Stage
 from ..ir.builder import NestBuilder
 from ..ir.positions import flat_index
 from ..ir.walk import accesses, definitions, instructions, stores, used_values
-from ..symbolic import Expr, Symbol, SymbolKind, has_calls, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind
 from .inline_producers import join_origins
 
 __all__ = ["Access", "Kernel", "merge_kernels"]
@@ -261,10 +261,8 @@ def _unit_loop(kernel: Kernel, env: Mapping[Symbol, Expr], buffers: Mapping[str,
     """The loop along which a nest's last store is contiguous."""
     store = stores(instructions(kernel.nest.stages))[-1]
     address = buffers[store.buffer].offset(store.indices).substitute(env)
-    for monomial, factor in address.terms:
-        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0].name
-    return None
+    loops = (symbol for symbol in address.symbols if symbol.kind is SymbolKind.INDEX)
+    return next((symbol.name for symbol in sorted(loops) if address.coefficient(symbol) == 1), None)
 
 
 # -- legality --------------------------------------------------------------------------------------------
@@ -278,8 +276,8 @@ def _illegal(first: Kernel, second: Kernel, plan: _Plan) -> str | None:
             continue
         if not store.plain:
             return f"{access.buffer} is written in parts or piece by piece"
-        written = _split_flat(store.flat.substitute(plan.envs[0]), outer)
-        read = _split_flat(access.flat.substitute(plan.envs[1]), outer)
+        written = loops_by_weight(store.flat.substitute(plan.envs[0]), outer)
+        read = loops_by_weight(access.flat.substitute(plan.envs[1]), outer)
         if written is None or read is None or written[0] != read[0]:
             return f"it reads elements of {access.buffer} from other rows"
         sizes = {r.symbol: r.size for ranges in (*plan.ranges[0], *plan.ranges[1]) for r in ranges}
@@ -290,25 +288,6 @@ def _illegal(first: Kernel, second: Kernel, plan: _Plan) -> str | None:
     if not first.parts >= first.stores.keys() & second.stores.keys():
         return "both write the same buffer"
     return None
-
-
-def _split_flat(flat: Expr, outer: set[str]) -> tuple[Expr, dict[Expr, str]] | None:
-    """(part that depends on outer loops or nothing, inner loops by weight); ``None`` if inner parts are not plain."""
-    if has_calls(flat):
-        return None
-    rows, inner = to_expr(0), {}
-    for monomial, factor in flat.terms:
-        loops = [a for a in monomial if isinstance(a, Symbol) and a.kind is not SymbolKind.SIZE]
-        if any(a.kind is SymbolKind.VALUE for a in loops) or len(loops) > 1:
-            return None
-        if not loops or loops[0].name in outer:
-            rows = rows + Expr(((monomial, factor),), False)
-        else:
-            weight = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
-            if weight in inner:
-                return None
-            inner[weight] = loops[0].name
-    return rows, inner
 
 
 def _within(read: Mapping[Expr, str], written: Mapping[Expr, str], sizes: Mapping[str, Expr]) -> bool:

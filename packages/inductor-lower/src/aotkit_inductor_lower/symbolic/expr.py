@@ -458,9 +458,11 @@ def _partners(x: Expr, d: Expr, terms: Mapping[Monomial, int]) -> Iterable[tuple
 
 
 def _split_multiples(x: Expr, d: Expr) -> tuple[Expr, Expr]:
-    """``(q, r)`` with ``x == q*d + r``, taking every term that ``d`` (a constant or one product) divides."""
+    """``(q, r)`` with ``x == q*d + r``, taking every term that ``d`` (a constant or one product) divides, or of a sum
+    all of them or none."""
     if len(d.terms) != 1:
-        return (_ONE, _ZERO) if x == d else (_ZERO, x)
+        found, left_over = divide_by_sum(x, d)
+        return (_ZERO, x) if left_over.terms else (found, _ZERO)
     divisor, unit = d.terms[0]
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
@@ -477,6 +479,28 @@ def _split_multiples(x: Expr, d: Expr) -> tuple[Expr, Expr]:
     if not quotient:
         return _ZERO, x
     return _from_dict(quotient, x._calls), _from_dict(rest, x._calls)
+
+
+def divide_by_sum(x: Expr, d: Expr) -> tuple[Expr, Expr]:
+    """``(q, r)`` with ``x == q*d + r``, as numbers are divided: by the leading term of ``d``, the one of most atoms,
+    which divides no term of ``r``. The leading term of a product is that of the factors' leading terms."""
+    monomial, unit = max(d.terms, key=_rank)
+    rest, quotient, left_over = x, _ZERO, _ZERO
+    while rest.terms:
+        leading = max(rest.terms, key=_rank)
+        term, reduced = Expr((leading,), x._calls), divide_monomial(leading[0], monomial)
+        if reduced is None or leading[1] % unit:
+            rest, left_over = rest - term, left_over + term
+        else:
+            part = Expr(((reduced, leading[1] // unit),), x._calls)
+            rest, quotient = rest - part * d, quotient + part
+        if any(_rank(other) >= _rank(leading) for other in rest.terms):
+            return _ZERO, x  # quotients and remainders were joined again
+    return quotient, left_over
+
+
+def _rank(term: Term) -> tuple[int, Monomial]:
+    return len(term[0]), term[0]
 
 
 def _exact_quotient(x: Expr, common: Term) -> Expr:

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import gcd
 
-from .expr import Atom, Call, Expr, Monomial, Symbol, SymbolKind, build_call, floordiv, mod, smax, smin, to_expr
+from .expr import (
+    Atom,
+    Call,
+    Expr,
+    Monomial,
+    Symbol,
+    SymbolKind,
+    build_call,
+    divide_by_sum,
+    floordiv,
+    mod,
+    smax,
+    smin,
+    to_expr,
+)
 from .ranges import Ranges, bounds, prove_le, prove_lt, prove_nonnegative
 
 __all__ = ["contiguous_strides", "product", "reshape_indices", "simplify", "strides_of"]
@@ -58,7 +72,7 @@ def _call_expr(call: Call) -> Expr:
 def _narrow_floordiv(x: Expr, d: Expr, ranges: Ranges) -> Expr | None:
     quotient = _known_quotient(x, d, ranges)
     if quotient is not None:
-        return to_expr(quotient)
+        return quotient
     for coarse, unit in _coarse_parts(x, d, ranges):
         return simplify(floordiv(floordiv(coarse, unit), floordiv(d, unit)), ranges)
     return None
@@ -73,15 +87,19 @@ def _narrow_mod(x: Expr, d: Expr, ranges: Ranges) -> Expr | None:
     return None
 
 
-def _known_quotient(x: Expr, d: Expr, ranges: Ranges) -> int | None:
-    """``x // d`` if it is proven to be one integer."""
+def _known_quotient(x: Expr, d: Expr, ranges: Ranges) -> Expr | None:
+    """``x // d`` if it is proven to be one integer, or for ``d`` a sum what ``x`` has as a multiple of it:
+    ``(i0*(s0 + 1) + i1) // (s0 + 1) -> i0`` for i1 in ``[0, s0]``."""
     found, divisor = bounds(x, ranges), d.constant
     if divisor is not None and divisor > 0 and found.low is not None and found.high is not None:
         low, high = found.low // divisor, found.high // divisor
-        return low if low == high else None
-    if prove_nonnegative(x, ranges):
-        return 0 if prove_lt(x, d, ranges) else None
-    return -1 if prove_lt(x, 0, ranges) and prove_nonnegative(x + d, ranges) else None
+        return to_expr(low) if low == high else None
+    if prove_nonnegative(x, ranges) and prove_lt(x, d, ranges):
+        return to_expr(0)
+    if prove_lt(x, 0, ranges) and prove_nonnegative(x + d, ranges):
+        return to_expr(-1)
+    whole, rest = divide_by_sum(x, d) if len(d.terms) > 1 else (to_expr(0), x)
+    return whole if whole.terms and prove_nonnegative(rest, ranges) and prove_lt(rest, d, ranges) else None
 
 
 def _coarse_parts(x: Expr, d: Expr, ranges: Ranges) -> Iterable[tuple[Expr, Expr]]:

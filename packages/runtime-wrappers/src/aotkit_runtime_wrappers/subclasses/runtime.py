@@ -65,7 +65,7 @@ def _difference(value: Any, subclass: SubclassMeta) -> str | None:
     names, context = value.__tensor_flatten__()
     if list(names) != [name for name, _ in subclass.attrs]:
         return f"the {cls.__name__} holds {', '.join(names)}, not {', '.join(name for name, _ in subclass.attrs)}"
-    if not same_context(subclass.type.context, context):
+    if not _accepts(cls, subclass.type.context, context):
         return f"the {cls.__name__} has the context {context!r}, not {subclass.type.context!r}"
     for name, child in subclass.attrs:
         inner = getattr(value, name)
@@ -78,6 +78,14 @@ def _difference(value: Any, subclass: SubclassMeta) -> str | None:
         if difference is not None:
             return difference
     return None
+
+
+def _accepts(cls: type, expected: Any, found: Any) -> bool:
+    """Whether a graph for the context ``expected`` serves another: a class may say so itself, as it says to Dynamo."""
+    guard = getattr(cls, "__metadata_guard__", None)
+    if guard is None or any(isinstance(leaf, SymbolicDim) for leaf in pytree.tree_leaves(expected)):
+        return same_context(expected, found)
+    return bool(guard(expected, found))
 
 
 def _leaf_difference(inner: Any, meta: TensorMeta, name: str) -> str | None:
@@ -137,13 +145,13 @@ def tangent_parts(
         symbols: values for the context.
 
     Raises:
-        MetadataMismatchError: another class or context, which its ``__coerce_same_metadata_as_tangent__`` does not turn
-            into the expected one.
+        MetadataMismatchError: another class or context, which neither a copy with the strides of the output (contexts
+            may name these) nor its ``__coerce_same_metadata_as_tangent__`` turns into the expected one.
     """
     if tangent is None:
         tangent = _zero(subclass, iter(layouts), symbols)
     if not _fits(tangent, subclass, symbols):
-        tangent = _coerce(tangent, subclass, position, symbols)
+        tangent = _coerce(tangent, subclass, position, layouts[0], symbols)
     parts: list[Tensor] = []
     _collect(tangent, subclass, position, iter(layouts), parts)
     return parts
@@ -183,9 +191,12 @@ def _same_elements(inner: Any, meta: TensorMeta) -> bool:
     return inner.dtype == dtype_from_name(meta.dtype) and inner.device.type == torch.device(meta.device).type
 
 
-def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mapping[str, int]) -> Any:
+def _coerce(tangent: Any, subclass: SubclassMeta, position: int, layout: Layout, symbols: Mapping[str, int]) -> Any:
     expected = symbolic_context(subclass.type.context, symbols)
-    hook = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    laid_out = _with_strides(tangent, layout)
+    if _fits(laid_out, subclass, symbols):
+        return laid_out
+    hook = getattr(laid_out, "__coerce_same_metadata_as_tangent__", None)
     result = None
     if hook is not None:
         same = type(tangent) is subclass.type.cls
@@ -199,6 +210,18 @@ def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mappin
             "it reaches the compiled graph"
         )
     return result
+
+
+def _with_strides(tangent: Any, layout: Layout) -> Any:
+    """``tangent`` laid out in memory as it was traced: gradients of sums are one number, expanded, of which a context
+    that names strides (``DTensor``'s) says so."""
+    sizes, strides = layout
+    if tuple(tangent.size()) != tuple(sizes) or tangent.stride() == tuple(strides):
+        return tangent
+    order = sorted(range(len(sizes)), key=lambda dim: -strides[dim])
+    with torch.no_grad():
+        back = [order.index(dim) for dim in range(len(sizes))]
+        return tangent.permute(order).contiguous().permute(back)
 
 
 def _title(value: Any) -> str:

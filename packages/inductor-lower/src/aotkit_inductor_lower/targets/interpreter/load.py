@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ... import _torch_compat
-from ...errors import BindError
-from ...ir.run_instr import DividedByZero, IndexOutOfRange
+from ...errors import BindError, IndexOutOfRange
+from ...ir.run_instr import DividedByZero
 from ...kernel_ir.interpret import interpret_call
 from ...kernel_ir.nodes import KernelCall, KernelModule
 from ...kernel_ir.parse import parse_module

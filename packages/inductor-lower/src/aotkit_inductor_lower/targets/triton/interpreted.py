@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...errors import IndexOutOfRange
 from ...ir import CONTRACTIONS
 from ...ops.reductions import REDUCTIONS, Reduction, combine_tensors
 from ...ops.scalar import MATH, OP_TABLE
@@ -190,7 +191,7 @@ def _check_index(value: Any, size: Any, mask: Any) -> Any:
     good = (wrapped >= 0) & (wrapped < bound)
     bad = ~good & np.broadcast_to(mask.handle.data.astype(bool), data.shape)
     if bad.any():
-        raise IndexError(f"index {data[bad][0]} is out of bounds for dimension with size {bound}")
+        raise IndexOutOfRange(f"index {data[bad][0]} is out of bounds for dimension with size {bound}")
     return _tensor(np.where(good, wrapped, 0).astype(data.dtype), value.dtype.scalar)
 
 

@@ -22,7 +22,8 @@ Note [Attention of numbers that tiles get wrong]
     Of float32 in pieces, see Note [What tiles get wrong], the largest number of each operand is noted while it is
     packed. Where one is so large that a sum could overflow between the pieces (or is not finite), or the largest so
     small that pieces of it are lost, the unit is computed by the kernel as it is written, loop by loop: slow, but
-    right.
+    right. Small numbers beside larger ones lose their pieces below 2**-126, which is seen only where what is added to
+    them is as small: no sum is looked at, as weights, and what is computed of them, get as small in any head.
 """
 
 from __future__ import annotations

@@ -72,9 +72,11 @@ class _Gradients(AttentionText):
         return f"tl.load({self.pointer(lines)} + {self.offsets(lines, 'query', self.head)}{extra})"
 
     def load_saved(self) -> None:
-        """The largest score of each query and what its weights are divided by, or the logarithm of both."""
+        """The largest score of each query and what its weights are divided by, or the logarithm of both. That of a
+        query that does not exist is infinite: no weight is left, whatever number a mask gave as its score."""
         unit = f" * {self.unit!r}" if self.unit != 1.0 else ""
-        self.line(f"top = {self.numbers(self.site.saved[0], '0.0')}{unit}")
+        top = self.numbers(self.site.saved[0], "float('inf')")
+        self.line(f"top = {top}{unit}")
         if len(self.site.saved) == 2:
             self.line(f"share = 1.0 / {self.numbers(self.site.saved[1], '1.0')}")
 

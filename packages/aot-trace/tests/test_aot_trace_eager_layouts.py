@@ -1,0 +1,64 @@
+"""Results of operators with a rule of their own for strides are laid out as in eager mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotkit_aot_trace import capture
+
+aten = torch.ops.aten
+
+# Of a gradient and a tensor, both of one shape.
+OPERATORS = {
+    "mse": lambda g, x: aten.mse_loss_backward(g, x, x.sin(), 0),
+    "mse-mean": lambda g, x: aten.mse_loss_backward(g.sum(), x, x.sin(), 1),
+    "smooth-l1": lambda g, x: aten.smooth_l1_loss_backward(g, x, x.sin(), 0, 1.0),
+    "huber": lambda g, x: aten.huber_loss_backward(g, x, x.sin(), 0, 1.0),
+    "binary-cross-entropy": lambda g, x: aten.binary_cross_entropy_backward(g, x.sigmoid(), x.abs(), None, 0),
+    "soft-margin": lambda g, x: aten.soft_margin_loss_backward(g, x, x.sin(), 0),
+    "glu": lambda g, x: aten.glu_backward(g[:, ::2], x, 1),
+    "isin": lambda g, x: torch.isin(x, g),
+    "isin-number": lambda g, x: torch.isin(x, 1.0),
+    "index-fill": lambda g, x: x.index_fill(1, torch.tensor([0, 2]), 1.0),
+    "index-fill-tensor": lambda g, x: x.index_fill(0, torch.tensor([1]), torch.tensor(2.0)),
+    "floor-divide": lambda g, x: torch.floor_divide(x, g),
+    "floor-divide-number": lambda g, x: torch.floor_divide(x, torch.tensor(2.0)),
+    "roll": lambda g, x: x.roll(1, 1),
+    "roll-back": lambda g, x: x.roll(-1, -2),
+    "roll-by-nothing": lambda g, x: x.roll(x.shape[0], 0),
+    "roll-both": lambda g, x: x.roll((1, 2), (2, 0)),
+    "roll-flat": lambda g, x: x.roll(3),
+}
+
+
+def with_gaps(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x, x], 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)[:, ::2]
+
+
+FORMS = (
+    torch.clone,
+    lambda x: x.contiguous(memory_format=torch.channels_last),
+    lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+    with_gaps,
+)
+
+
+def strides(x: torch.Tensor) -> list[int]:
+    return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_results_lie_as_eagers_do(name: str) -> None:
+    run = OPERATORS[name]
+    inputs = [form(torch.randn(2, 4, 3, 5)) for one in FORMS for other in FORMS for form in (one, other)]
+
+    def call(*given):
+        return [run(g, x) for g, x in zip(given[::2], given[1::2], strict=True)]
+
+    expected = call(*inputs)
+    graph = capture(call, inputs).graph
+    (output,) = graph.graph.find_nodes(op="output")
+    for node, found, wanted in zip(output.args[0], graph(*inputs), expected, strict=True):
+        assert strides(node.meta["val"]) == strides(wanted)
+        torch.testing.assert_close(found, wanted)
