@@ -48,7 +48,7 @@ def test_random_numbers_that_nobody_uses_are_drawn_as_in_eager_mode(fn: Callable
 
 @pytest.fixture
 def noted() -> Iterator[list[str]]:
-    """What two operators were called with: one of which torch was told that it counts, one that returns nothing."""
+    """What three operators were called with: two of which torch was told that they count, one that returns nothing."""
     calls: list[str] = []
 
     def told(text: str, x: Tensor) -> Tensor:
@@ -62,10 +62,14 @@ def noted() -> Iterator[list[str]]:
         library.impl("told", lambda text, x: torch.zeros(1, device="meta"), "Meta")
         library.impl("silent", lambda text, x: calls.append(text), "CPU")
         library.impl("silent", lambda text, x: None, "Meta")
-        operator = torch.ops.aotkit_test_effects.told.default
-        torch.fx.has_side_effect(operator)
+        library.define("writes(str text, Tensor(a!) x) -> ()")
+        library.impl("writes", lambda text, x: calls.append(text), "CPU")
+        library.impl("writes", lambda text, x: None, "Meta")
+        ops = torch.ops.aotkit_test_effects
+        for operator in (ops.told.default, ops.writes.default):
+            torch.fx.has_side_effect(operator)
         yield calls
-        _side_effectful_functions.discard(operator)
+        _side_effectful_functions.difference_update((ops.told.default, ops.writes.default))
 
 
 @pytest.mark.covers("F5c.3")
@@ -81,6 +85,8 @@ def test_operators_that_are_called_for_an_effect_run_as_often_and_in_the_order_o
         ops.silent("b", x)
         ops.told("c", y * 2)
         ops.silent("d", y.detach())
+        ops.writes("e", torch.zeros(3))
+        ops.writes("e", torch.zeros(3))
         return x + y
 
     x = torch.randn(4, requires_grad=train)
@@ -90,4 +96,4 @@ def test_operators_that_are_called_for_an_effect_run_as_often_and_in_the_order_o
         y = run(x)
         if train:
             y.sum().backward()
-        assert noted == ["a", "a", "b", "c", "d"]
+        assert noted == ["a", "a", "b", "c", "d", "e", "e"]

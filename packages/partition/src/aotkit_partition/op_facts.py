@@ -168,7 +168,9 @@ def node_facts(node: torch.fx.Node, module: torch.nn.Module, known: dict[Any, Op
 
 
 def _with_subgraphs(facts: OpFacts, node: torch.fx.Node, module: torch.nn.Module, seen: dict[Any, OpFacts]) -> OpFacts:
-    """A higher-order op that runs graphs draws numbers, or has effects, if something inside does."""
+    """A higher-order op that runs graphs, or an operator, draws numbers, or has effects, if what it runs does."""
+    if node.args and isinstance(node.args[0], OpOverload) and has_effect(node.args[0]):
+        facts = replace(facts, has_side_effects=True)
     for used in node.all_input_nodes:
         inner = getattr(module, str(used.target), None) if used.op == "get_attr" else None
         if not isinstance(inner, torch.fx.GraphModule):
