@@ -24,7 +24,7 @@ USERS: dict[str, tuple[str, ...]] = {
     ),
     "_notices.py": ("aotkit", "cache", "partition"),
     "_records.py": ("aot-trace", "cudagraphs", "functionalize", "inductor-lower", "partition", "runtime-wrappers"),
-    "_kept_checks.py": ("aot-trace", "inductor-lower", "partition"),
+    "_kept_calls.py": ("aot-trace", "inductor-lower", "partition"),
     "_size_text.py": ("aotkit", "inductor-lower", "runtime-wrappers"),
     "_tensors_alike.py": ("aotkit", "cudagraphs"),
     "_user_kernels.py": ("aotkit", "inductor-lower", "partition"),

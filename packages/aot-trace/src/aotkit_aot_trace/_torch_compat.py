@@ -37,7 +37,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from aotkit_functionalize import lazy_bits
 
-from ._kept_checks import drop_dead_code, keep_checks
+from ._kept_calls import drop_dead_code, keep_checks
 from ._untold_sizes import make_sizes_in_pairs
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._kept_checks import drop_dead_code, has_effect, keep_checks
+from ._kept_calls import drop_dead_code, has_effect, keep_checks
 
 __all__ = ["RecordRange", "drop_dead_code", "empty_strided_cpu", "has_effect", "keep_checks", "lazy_graph_module"]
 __all__ += ["large_numbers_become_float8", "lone_nan_bound_counts", "outside_of_modes", "scattered_strides"]

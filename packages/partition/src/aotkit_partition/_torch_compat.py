@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._kept_checks import has_effect, keep_checks
+from ._kept_calls import has_effect, keep_checks
 
 __all__ = [
     "AllocationEvent",

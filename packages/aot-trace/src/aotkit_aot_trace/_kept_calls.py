@@ -1,7 +1,7 @@
 """Calls that stay in graphs though nobody uses their result: those that check something, that draw random numbers, or
 that have another effect.
 
-This file is the same in every package that has it; the original is tools/shared/_kept_checks.py.
+This file is the same in every package that has it; the original is tools/shared/_kept_calls.py.
 """
 
 from __future__ import annotations
