@@ -136,3 +136,43 @@ def test_the_smaller_the_budget_the_lower_the_peak_that_is_simulated_and_measure
 def test_wrong_numbers_are_refused(wrong):
     with pytest.raises(InvalidOptionError, match=next(iter(wrong))):
         PartitionOptions(**wrong)
+
+
+class _Communicates(torch.autograd.Function):
+    """The backward multiplies by what all ranks have of ``part``: their parts side by side, or the sum of them."""
+
+    @staticmethod
+    def forward(ctx, x, part, sums):
+        ctx.sums = sums
+        ctx.save_for_backward(part)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (part,), c10d = ctx.saved_tensors, torch.ops._c10d_functional
+        group = dist.group.WORLD.group_name
+        started = c10d.reduce_scatter_tensor(part, "sum", 2, group) if ctx.sums else None
+        return gradient * (whole(part) if started is None else c10d.wait_tensor(started)), None, None
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["gather", "sum"])
+def test_what_only_the_backward_communicates_is_never_saved_before_it_is_there(sums):
+    primals = [torch.randn(4, 8), torch.randn(8 if sums else 2, 8)]
+
+    def joint(primals, tangents):
+        x = primals[0].detach().requires_grad_()
+        value = _Communicates.apply(x, primals[1].exp() if sums else primals[1], sums)
+        return [value, *torch.autograd.grad([value], [x], tangents), None]
+
+    graph = make_fx(joint, tracing_mode="fake")(primals, [torch.ones(4, 8)])
+    for node, name in zip(
+        graph.graph.find_nodes(op="placeholder"), ("primals_1", "primals_2", "tangents_1"), strict=True
+    ):
+        node.target = name
+    result = split(graph)
+    saved = result.forward.graph.output_node().args[0][1:]
+    assert not any("all_gather" in str(value.target) or "reduce_scatter" in str(value.target) for value in saved)
+    waits = [
+        sum("wait_tensor" in str(n.target) for n in module.graph.nodes) for module in (result.forward, result.backward)
+    ]
+    assert waits in ([0, 1], [1, 0]) and (sums or waits == [0, 1])  # a gather makes more of what is there already

@@ -25,8 +25,9 @@ def keep_checks() -> None:
 
 def has_effect(target: Any) -> bool:
     """Whether torch was told (``torch.fx.has_side_effect``) that calls of this operator or function count: each one
-    stays, and runs once. Asked anew each time, since users tell it of their own operators."""
-    return target in _side_effectful_functions
+    stays, and runs once. Asked anew each time, since users tell it of their own operators. Waits for collectives are
+    none of these here, though torch is told so: their only effect is on the tensor that they give."""
+    return target in _side_effectful_functions and getattr(target, "namespace", "") != "_c10d_functional"
 
 
 def drop_dead_code(graph: Graph) -> None:

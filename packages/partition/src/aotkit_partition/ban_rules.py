@@ -103,8 +103,11 @@ def _ban_random(ctx: BanContext, index: int) -> str | None:
 
 
 def _ban_collective(ctx: BanContext, index: int) -> str | None:
-    """All ranks partition the same graph alike, so a policy's word is enough: eager's checkpoints communicate again."""
+    """All ranks partition the same graph alike, so a policy's word is enough: eager's checkpoints communicate again.
+    What only the backward needs runs once in any case, there as in eager mode."""
     if not ctx.joint.facts[index].is_collective or ctx.options.recompute_collectives or ctx.recompute[index]:
+        return None
+    if not ctx.joint.in_forward[index]:
         return None
     return None if ctx.gathered[index] else "communicates between processes"
 

@@ -11,6 +11,7 @@ from ._torch_compat import is_script_object
 from .fusion import is_fusible
 from .joint import JointGraph
 from .options import PartitionOptions
+from .timeline import waits_for_collective
 
 UNSAVEABLE = float("inf")
 MAX_BIASED_DISTANCE = 100
@@ -108,6 +109,8 @@ def _save_cost(
         return SaveCost(UNSAVEABLE, f"its value is a {type(value).__name__}, not a tensor")
     if node.op == "placeholder":
         return _input_cost(joint, index, options)
+    if joint.facts[index].is_collective and not (joint.in_forward[index] or waits_for_collective(node)):
+        return SaveCost(UNSAVEABLE, "a collective writes to it until somebody waits; what the wait gives can be saved")
     if is_view_like(joint, index) and not save[index]:
         base = joint.inputs_of[index][0] if joint.inputs_of[index] else None
         if base is None or not recompute[base]:
