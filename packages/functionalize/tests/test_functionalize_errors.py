@@ -86,7 +86,7 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
     "expanded input": (lambda x: _steps(x.add_(1), x), lambda: torch.rand(4, 1).expand(4, 6), "an expanded tensor"),
     "leaf": (lambda x: _steps(x.add_(1), 0), _leaf, "is a leaf that requires grad"),
     "out is a view": (
-        lambda x: _steps(torch.add(x[0], 1, out=x[1]), 0),
+        lambda x: _steps(torch.add(x[:1], 1, out=x[1]), 0),
         lambda: torch.rand(4, 6),
         "out argument of add is a view",
     ),

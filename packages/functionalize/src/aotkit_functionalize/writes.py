@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -32,6 +33,9 @@ _LAYOUTS = RESHAPES | STRIDE_DEPENDENT | EXPANSIONS | {"unfold"}
 _BY_PYTHON_KERNELS = frozenset(("lstm",))
 
 
+# Their numbers may depend on how the result lies in memory, see Note [Random numbers and memory].
+_DRAW_BY_LAYOUT = frozenset(("normal", "bernoulli", "multinomial"))
+
 # torch's functionalization takes their results for copies. The others give views, to which autograd lets nobody write,
 # so they are taken where it has no say; where it has one, nobody may write to the parts.
 _AS_VIEWS: dict[str, Any] = {
@@ -42,7 +46,8 @@ _AS_VIEWS: dict[str, Any] = {
 
 
 class RefuseWrongWrites(TorchFunctionMode):
-    """While active, refuses in-place operations on expanded functional tensors, and views given as ``out=``.
+    """While active, refuses in-place operations on expanded functional tensors, and views given as ``out=`` that may be
+    of another size than the result.
 
     Note [Writes to expanded tensors]
         The base of an expanded tensor is given ``base + sum(new - old)`` over the copies. That is right only where one
@@ -91,6 +96,11 @@ class RefuseWrongWrites(TorchFunctionMode):
         if name == "normal_":
             check_normal(target)
         if is_out and not compat.is_base(wrapper):
+            fitting = _result_for_view(name, func, target, args, kwargs or {})
+            if fitting is not None:
+                return self.storages.layouts.write(
+                    target, torch.Tensor.copy_, (target, fitting), {}, other_layout=False
+                )
             raise Unsupported(
                 f"the out argument of {name} is a view",
                 "it may have another size than the result, which nothing checks where sizes are only computed",
@@ -228,6 +238,26 @@ def _refuse_read_later(targets: Any, read: list[Any], name: str) -> None:
                         "its functional form computes each from the old values",
                         "Write to them one after the other",
                     )
+
+
+def _result_for_view(name: str, func: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """What ``func`` gives without its ``out``, a view, if copying that into the view is what eager mode does: it has
+    the view's sizes and type, nothing that is read is in the same memory, and no gradient is wanted."""
+    rest = {key: value for key, value in kwargs.items() if key != "out"}
+    read = [value for value in pytree.tree_leaves((args, rest)) if isinstance(value, torch.Tensor)]
+    if not read or name in _DRAW_BY_LAYOUT or isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return None
+    if torch.is_grad_enabled() and any(value.requires_grad for value in (target, *read)):
+        return None  # eager mode refuses it
+    if any(_may_overlap(target, value) for value in read):
+        return None
+    result = func(*args, **rest)
+    if not isinstance(result, torch.Tensor) or (result.dtype, result.device) != (target.dtype, target.device):
+        return None
+    same = result.dim() == target.dim() and all(
+        compat.is_known(size == wanted) for size, wanted in zip(result.shape, target.shape, strict=True)
+    )
+    return result if same else None
 
 
 def _may_overlap(a: Any, b: Any) -> bool:
