@@ -81,7 +81,7 @@ def test_gradients_that_are_expanded_or_lie_otherwise(fn: Any, placement: Any, l
     compare(run, fn, loss, mesh, placement, 4, 4)
 
 
-@pytest.mark.skipif(RELEASE < (2, 12), reason="shards tell their sizes inside an object in older releases of torch")
+@pytest.mark.skipif(RELEASE < (2, 12), reason="before torch 2.12 shards tell their sizes inside an object")
 def test_sizes_of_the_local_part_are_read_off_the_result(mesh: DeviceMesh) -> None:
     def fn(x: Any, y: Any) -> Any:
         return (x * y).to_local()

@@ -20,7 +20,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import _torch_compat as compat
 from .._records import Format
 from ..errors import Unsupported
 from ..records import CallContract, SymbolBinding, TensorMeta, ViewSpec
@@ -182,6 +181,8 @@ def attributes(value: Any) -> tuple[list[tuple[str, Any]], Any]:
     Dynamo traces with stand-ins for objects (the mesh of a ``DTensor``, say), and what a class keeps from one call for
     the next may hold these: each is the object that it stands for.
     """
+    from .. import _torch_compat as compat  # imports sympy, which a process that loads a record does not need
+
     names, context = value.__tensor_flatten__()
     context = pytree.tree_map_only(compat.FakeScriptObject, compat.real_object, context)
     return [(name, compat.real_object(getattr(value, name))) for name in names], context
