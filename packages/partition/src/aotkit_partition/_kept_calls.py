@@ -41,8 +41,10 @@ def drop_dead_code(graph: Graph) -> None:
         if not node.users and not _counts(node):
             graph.erase_node(node)
     for inner in {id(inner): inner for node in graph.nodes for inner in _graphs_of(node)}.values():
+        count = len(inner.graph.nodes)
         drop_dead_code(inner.graph)
-        inner.recompile()
+        if len(inner.graph.nodes) < count:
+            inner.recompile()
 
 
 def _counts(node: Node) -> bool:

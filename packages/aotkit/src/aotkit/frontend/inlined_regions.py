@@ -78,7 +78,6 @@ def _inline(gm: GraphModule, call: Node) -> None:
     own: Any = call.args[0]
     region = _attribute(gm, own)
     values: dict[Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
-    results: Any = map_arg(region.graph.output_node().args[0], lambda node: node)
     with gm.graph.inserting_before(call):
         for node in region.graph.nodes:
             if node.op in ("placeholder", "output"):
@@ -87,7 +86,7 @@ def _inline(gm: GraphModule, call: Node) -> None:
             if node.op in ("get_attr", "call_module"):
                 copy.target = _free_name(gm, str(node.target))
                 setattr(gm, copy.target, _attribute(region, node))
-    results = map_arg(results, values.__getitem__)
+    results: Any = map_arg(region.graph.output_node().args[0], values.__getitem__)
     if not isinstance(results, tuple | list):
         call.replace_all_uses_with(results)
     for user in list(call.users):

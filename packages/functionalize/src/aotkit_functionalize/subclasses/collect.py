@@ -43,7 +43,7 @@ from .meta import (
     SubclassMeta,
     SubclassValue,
     TensorSource,
-    attributes,
+    attributes_at_capture,
     describe,
     is_subclass,
     tensors_inside,
@@ -113,7 +113,7 @@ class SubclassRun:
         found: dict[int, Opaque] = {}
 
         def look(value: Any, index: int, path: tuple[str, ...]) -> None:
-            for name, inner in attributes(value)[0]:
+            for name, inner in attributes_at_capture(value)[0]:
                 if is_subclass(inner):
                     look(inner, index, (*path, name))
                 elif not isinstance(inner, torch.Tensor):
@@ -160,14 +160,12 @@ class SubclassRun:
         subclasses = tuple(i.subclass if isinstance(i, SubclassInput) else None for i in self.inputs)
         tangents = tuple(self._outer_tangents(differentiable))
         told = bind_symbols([i.original for i in self.inputs])
+        untold = unbacked_symbols(told, outputs, [*bases, *(t.meta for t in tangents)])
         outer = CallContract(
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             tangents=tangents,
-            symbols=(
-                *told,
-                *self._told_by_results(unbacked_symbols(told, outputs, [*bases, *(t.meta for t in tangents)])),
-            ),
+            symbols=(*told, *(self._told_by_results(untold) if untold else ())),
             effects=inner.effects,
             num_forward_outputs=len(self.forward),
             num_mutated=num_mutated,

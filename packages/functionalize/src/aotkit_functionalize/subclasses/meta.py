@@ -176,16 +176,22 @@ def is_subclass(value: object) -> bool:
 
 
 def attributes(value: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """What a wrapper holds, by name, and its context.
+    """What a wrapper holds, by name, and its context."""
+    names, context = value.__tensor_flatten__()
+    return [(name, getattr(value, name)) for name in names], context
+
+
+def attributes_at_capture(value: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """The same while a function is captured.
 
     Dynamo traces with stand-ins for objects (the mesh of a ``DTensor``, say), and what a class keeps from one call for
     the next may hold these: each is the object that it stands for.
     """
     from .. import _torch_compat as compat  # imports sympy, which a process that loads a record does not need
 
-    names, context = value.__tensor_flatten__()
+    held, context = attributes(value)
     context = pytree.tree_map_only(compat.FakeScriptObject, compat.real_object, context)
-    return [(name, compat.real_object(getattr(value, name))) for name in names], context
+    return [(name, compat.real_object(inner)) for name, inner in held], context
 
 
 def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
@@ -202,7 +208,7 @@ def rebuild(template: Any, leaves: Iterator[Any]) -> Any:
     """A value made like ``template``, its innermost tensors replaced by the next ones of ``leaves``."""
     if not is_subclass(template):
         return next(leaves)
-    held, context = attributes(template)
+    held, context = attributes_at_capture(template)
     inner = {name: rebuild(v, leaves) if isinstance(v, torch.Tensor) else v for name, v in held}
     made = type(template).__tensor_unflatten__(inner, context, template.size(), template.stride())
     if type(made) is not type(template) or made.size() != template.size() or made.stride() != template.stride():
@@ -233,7 +239,7 @@ def describe(
         opaque: gives the record of an attribute that is no tensor, from the attribute and its path.
         path: where in the value the caller knows the wrapper sits.
     """
-    held, context = attributes(value)
+    held, context = attributes_at_capture(value)
     children: list[tuple[str, SubclassMeta | TensorMeta | Opaque]] = []
     for name, inner in held:
         here = (*path, name)

@@ -13,7 +13,7 @@ from ..records import TensorMeta, ViewSpec
 from ..symbols import dims, tensor_meta
 from ..view_methods import view_method
 from ..wrap import below_functional_layer
-from .meta import attributes, is_subclass, tensors_inside
+from .meta import attributes_at_capture, is_subclass, tensors_inside
 
 __all__ = ["view_of_wrapper"]
 
@@ -58,7 +58,7 @@ def _same(taken: Any, view: Any) -> bool:
         return False
     if not is_subclass(taken):
         return True
-    (held, context), (other, expected) = attributes(taken), attributes(view)
+    (held, context), (other, expected) = attributes_at_capture(taken), attributes_at_capture(view)
     if context != expected or [name for name, _ in held] != [name for name, _ in other]:
         return False
     nested = [(a, b) for (_, a), (_, b) in zip(held, other, strict=True) if is_subclass(a) or is_subclass(b)]

@@ -186,11 +186,6 @@ class FewRowsInShortDigits(FewRowsInPanels):
         first = carried([Ssa("zeroinitializer", wide)])
         return self.over_lanes("umax", self.em.loop(imm(0), imm(self.size), self.across, first, compare, "largest")[0])
 
-    def _lanes(self, op: str, value: Ssa) -> Ssa:
-        symbol = f"llvm.vector.reduce.{op}.v{self.across}i32"
-        self.em.declare(symbol, "i32", [value.type])
-        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
-
     def _write_digits(self, start: Ssa, scale: Ssa, some: bool, k: Ssa, before: list[Ssa]) -> list[Ssa]:
         """The digits of as many steps as a vector has lanes, or zeros, and what they leave, all of it at first. The
         result are sums by digit, of all and of those above 0."""
