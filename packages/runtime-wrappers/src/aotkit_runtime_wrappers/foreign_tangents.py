@@ -67,7 +67,8 @@ def with_foreign_tangents(
         if refuses and any(map(is_transformed, given)):
             raise MetadataMismatchError(
                 "the gradients of a compiled graph are those of many backwards at once (is_grads_batched, vectorize), "
-                "or of one inside of a transform of torch.func, and it draws random numbers, writes to memory in its backward, or a gradient of these is wanted; "
+                "or of one inside of a transform of torch.func, and it draws random numbers, writes to memory in its "
+                "backward, or a gradient of these is wanted; "
                 "compute them one after the other, or compile the function that transforms"
             )
         for number, spec in enumerate(call.tangents):
