@@ -503,7 +503,7 @@ def test_a_lazily_conjugated_view_of_another_weight_is_refused(tmp_path: Path) -
         aotkit.aot_compile(Shared(), (x,), tmp_path / "file")
 
 
-class Joined(torch.nn.Module):
+class Related(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, y[1:]]).view(-1, 2) + z
 
@@ -512,9 +512,9 @@ def test_sizes_that_the_program_relates_to_each_other(tmp_path: Path) -> None:
     """Declared by ``Dim.AUTO``: torch replaces the size of one input by that of another where they have to be equal."""
     sizes = [(4, 5, (4, 2)), (7, 8, (7, 2)), (2500, 2501, (2500, 2))]
     x, y, z = (torch.randn(size) for size in sizes[0])
-    program = export(Joined(), (x, y, z), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}))
+    program = export(Related(), (x, y, z), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}))
     loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "joined.aotkit"))
     for x, y, z in ([torch.randn(size) for size in given] for given in sizes):
-        torch.testing.assert_close(loaded(x, y, z), Joined()(x, y, z), rtol=0, atol=0)
+        torch.testing.assert_close(loaded(x, y, z), Related()(x, y, z), rtol=0, atol=0)
     with pytest.raises(ValueError, match="package was compiled for sizes with"):
         loaded(torch.randn(7), torch.randn(8), torch.randn(6, 2))
