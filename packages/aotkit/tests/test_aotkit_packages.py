@@ -518,3 +518,20 @@ def test_sizes_that_the_program_relates_to_each_other(tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(x, y, z), Related()(x, y, z), rtol=0, atol=0)
     with pytest.raises(ValueError, match="package was compiled for sizes with"):
         loaded(torch.randn(7), torch.randn(8), torch.randn(6, 2))
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        def small(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(torch.sym_not(x.shape[0] > 2), lambda x: x.exp(), lambda x: x.sin(), [x])
+
+        return torch.cond(x.shape[0] > 4, lambda x: x.cos() + 3, small, [x]), x.shape[0] == 6
+
+
+def test_conditions_on_sizes_are_asked_in_each_call(tmp_path: Path) -> None:
+    """They choose between branches, and are returned; they were false, and ``None``."""
+    program = export(Branching(), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("n", min=2)},))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "branching.aotkit"))
+    for size in (2, 4, 5, 6):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(loaded(x), Branching()(x))
