@@ -66,3 +66,15 @@ def test_a_checkpointed_region_that_calls_a_batch_norm_by_its_overload_writes_tw
         run(x, mean, var).sum().backward()
         results.append([x.grad, mean, var])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_an_lstm_has_gradients_of_its_weights_where_its_input_needs_none() -> None:
+    torch._dynamo.reset()
+    x = torch.linspace(-2, 3, 24).reshape(3, 2, 4)
+    exported = torch.export.export(nn.LSTM(4, 5, bidirectional=True), (x,)).module()
+    results = []
+    for run in (exported, torch.compile(exported, backend="aotkit", options=OPTIONS, fullgraph=True)):
+        result, (hidden, cell) = run(x)
+        loss = result.sin().sum() + cell.sum()
+        results.append([result, hidden, cell, *torch.autograd.grad(loss, list(exported.parameters()))])
+    torch.testing.assert_close(results[1], results[0])

@@ -143,7 +143,7 @@ class RefuseWrongWrites(TorchFunctionMode):
             return with_summed_windows(self.storages, name, func, args, kwargs)
         if name in _BY_PYTHON_KERNELS:
             with compat.enable_python_dispatcher():
-                return func(*args, **kwargs)
+                return func(*_with_gradients(args), **kwargs)
         if name == "dropout" and not _drops(*args, **kwargs):
             with compat.disable_python_dispatcher():  # torch's Python kernel returns a copy
                 return func(*args, **kwargs)
@@ -190,6 +190,15 @@ class RefuseWrongWrites(TorchFunctionMode):
             if self.storages.resize(target, sizes.shape if isinstance(sizes, torch.Tensor) else sizes):
                 return target
         return func(*args, **kwargs)
+
+
+def _with_gradients(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with a first one that requires grad if another does."""
+    first, *others = args
+    if not torch.is_grad_enabled() or first.requires_grad:
+        return args
+    wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in torch.utils._pytree.tree_leaves(others))
+    return (first.detach().requires_grad_(), *others) if wanted else args
 
 
 def _drops(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:
