@@ -68,6 +68,7 @@ def test_a_checkpointed_region_that_calls_a_batch_norm_by_its_overload_writes_tw
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes.*were assigned during export")
 def test_an_lstm_has_gradients_of_its_weights_where_its_input_needs_none() -> None:
     torch._dynamo.reset()
     x = torch.linspace(-2, 3, 24).reshape(3, 2, 4)

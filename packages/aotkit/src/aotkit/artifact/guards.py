@@ -138,7 +138,10 @@ def ranges_of(shape_env: Any, names: Names) -> dict[str, tuple[str, str]]:
 
 def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
     """Whether the facts hold for these values of the symbols (plain numbers)."""
-    return all(evaluate(guard, values) for guard in guards)
+    try:
+        return all(evaluate(guard, values) for guard in guards)
+    except ZeroDivisionError:  # what divides by a size holds for sizes of which it can be computed
+        return False
 
 
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
