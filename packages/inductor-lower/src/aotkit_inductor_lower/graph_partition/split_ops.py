@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..lowering.float_items import floats_in_kernels, is_foreign_float
 
@@ -58,10 +59,10 @@ def split_ops(gm: GraphModule) -> dict[Node, str]:
 
 def _staying(gm: GraphModule, floats: set[Node]) -> dict[Node, str]:
     symbols = _Symbols(known_symbols(gm), floats)
-    asked = _conditions_that_are_asked(gm)
+    asked = _conditions_that_are_asked(gm) | _settled_numbers(gm)
     staying: dict[Node, str] = {}
     for node in gm.graph.nodes:
-        reason = "is a condition that is asked" if node in asked else _reason(gm, node, symbols, staying)
+        reason = "has to be looked at" if node in asked else _reason(gm, node, symbols, staying)
         if reason is not None:
             staying[node] = reason
             symbols.known |= symbols_in(node.meta.get("val"))  # from here on as good as a size of an input
@@ -74,6 +75,23 @@ def _conditions_that_are_asked(gm: GraphModule) -> set[Node]:
     for node in reversed(gm.graph.nodes):
         if node in found or node.op == "output" or isinstance(node.target, torch._ops.HigherOrderOperator):
             found |= _conditions_taken(node)
+    return found
+
+
+def _settled_numbers(gm: GraphModule) -> set[Node]:
+    """Numbers read from data of which a check has told torch what they are, what is made of them, and checks of it.
+
+    ``torch._check(n == 3)`` makes 3 of ``n`` everywhere, also in the check itself, which would hold for any data.
+    """
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if node.target is torch.ops.aten._assert_scalar.default:
+            found |= {node} if node.args[0] in found else set()
+        elif isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool) and node.op == "call_function":
+            reads = torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
+            if (reads or found & set(node.all_input_nodes)) and not free_unbacked_symbols(val):
+                found.add(node)
     return found
 
 
