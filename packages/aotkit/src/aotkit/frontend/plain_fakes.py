@@ -71,12 +71,14 @@ def has_fixed_sizes(symbolic: Any) -> bool:
     """Whether a fake made in this symbolic context has numbers for sizes.
 
     Of an array of numpy's Dynamo keeps the second of two contexts. It calls all sizes fixed, and has the symbols that
-    the first gave them: torch looks there first.
+    the first gave them: torch looks there first. What an element would give (``.item()``) is there, too.
     """
     if any(kind is not DimDynamic.STATIC for kind in getattr(symbolic, "dynamic_sizes", (None,))):
         return False
     known = getattr(symbolic, "shape_env_to_source_to_symbol_cache", {}).values()
-    return not any(getattr(size, "free_symbols", None) for sizes in known for size in sizes.values())
+    return not any(
+        getattr(size, "free_symbols", None) for sizes in known for source, size in sizes.items() if "()[" in source
+    )
 
 
 def plain_twin(value: Tensor, mode: FakeTensorMode, symbolic: Any) -> FakeTensor | None:
