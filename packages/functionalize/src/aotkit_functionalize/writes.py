@@ -19,6 +19,7 @@ from .masked_writes import without_unknown_sizes
 from .overlap import definitely_disjoint, repeats_memory
 from .pending_gradients import HALF_SPECTRA, settle_gradient
 from .random_writes import as_eager_draws, check_normal
+from .recurrent import lstm_apart
 from .summed_windows import SUMS_WINDOWS, with_summed_windows
 from .unfold import without_gaps
 
@@ -28,10 +29,6 @@ __all__ = ["RefuseWrongWrites"]
 _NO_WRITES = RESHAPES | {"as_strided_", "detach_", "requires_grad_"}
 
 _LAYOUTS = RESHAPES | STRIDE_DEPENDENT | EXPANSIONS | {"unfold"}
-# The CPU's own LSTM decides by grad mode whether it keeps what its backward needs, and compiled code runs with grad
-# mode off; torch's Python kernels take it apart.
-_BY_PYTHON_KERNELS = frozenset(("lstm",))
-
 
 # Their numbers may depend on how the result lies in memory, see Note [Random numbers and memory].
 _DRAW_BY_LAYOUT = frozenset(("normal", "bernoulli", "multinomial"))
@@ -141,9 +138,8 @@ class RefuseWrongWrites(TorchFunctionMode):
             settle_gradient(args, kwargs)
         if name in SUMS_WINDOWS:
             return with_summed_windows(self.storages, name, func, args, kwargs)
-        if name in _BY_PYTHON_KERNELS:
-            with compat.enable_python_dispatcher():
-                return func(*args, **kwargs)
+        if name == "lstm":
+            return lstm_apart(func, args, kwargs)
         if name == "dropout" and not _drops(*args, **kwargs):
             with compat.disable_python_dispatcher():  # torch's Python kernel returns a copy
                 return func(*args, **kwargs)
