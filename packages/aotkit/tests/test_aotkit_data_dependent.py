@@ -185,6 +185,26 @@ def test_a_size_out_of_the_range_that_was_checked_for_raises(wrap: Callable[...,
             compiled(torch.ones(5), torch.tensor(1))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_number_that_was_checked_to_be_another_is_looked_at(requires_grad: bool) -> None:
+    """The check makes a constant of it, also for its own condition."""
+
+    def fn(x: torch.Tensor, k: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        number, size = k.item(), m.item()
+        torch._check(number == 3)
+        torch._check(size == x.shape[0])
+        return x * number + torch.ones(size)
+
+    with whole_graphs:
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=False, options={"fallback": "error"})
+        x, k, m = torch.ones(5, requires_grad=requires_grad), torch.tensor([3]), torch.tensor([5])
+        torch.testing.assert_close(compiled(x, k, m), torch.full((5,), 4.0), check_stride=False)
+        for other in ((x, k + 1, m), (x, k, m - 1)):
+            with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+                compiled(*other)
+
+
 def test_kernels_are_generated_behind_a_size_that_depends_on_data() -> None:
     recorder = aotkit.Recorder()
     with whole_graphs:

@@ -536,3 +536,20 @@ def test_integers_that_pass_64_bits_when_multiplied(run: Callable[[torch.Tensor,
     for n in (2**60 + 1, 2**62 + 1, -(2**62) - 1):
         with pytest.raises(SizeOverflowError, match="64 bits"):
             function(x, n)
+
+
+ARRAYS: dict[str, Callable[[Any], Any]] = {
+    "computed": lambda a: a * 2 + 1,
+    "reduced": lambda a: (a + a.shape[0]).sum(0),
+    "transposed": lambda a: a.T + 1,
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_numpy_have_the_sizes_that_they_are_called_with(name: str) -> None:
+    torch._dynamo.reset()
+    fn = ARRAYS[name]
+    run = torch.compile(fn, backend="aotkit", options={"fallback": "error"})
+    for size in (4, 5, 6, 3):
+        array = torch.arange(2.0 * size).reshape(size, 2).numpy()
+        torch.testing.assert_close(torch.from_numpy(run(array)), torch.from_numpy(fn(array)))

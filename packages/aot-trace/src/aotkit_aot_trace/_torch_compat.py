@@ -42,6 +42,7 @@ from ._untold_sizes import make_sizes_in_pairs
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
+    "called_name",
     "current_tracer",
     "current_tracer_or_none",
     "drop_dead_code",
@@ -348,6 +349,14 @@ def record_operator(
         result = fake_result()
     track(result, tracer.create_proxy("call_function", op, proxies, named), tracer)
     return result
+
+
+def called_name(node: torch.fx.Node) -> str:
+    """What a node calls, by the name that functions, methods and all overloads of an operator of torch's share."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        target = target.overloadpacket
+    return str(getattr(target, "__name__", target))
 
 
 def lift_constant(value: torch.Tensor) -> torch.Tensor:
