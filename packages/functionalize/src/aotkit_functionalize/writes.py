@@ -242,14 +242,15 @@ def _refuse_read_later(targets: Any, read: list[Any], name: str) -> None:
 
 def _result_for_view(name: str, func: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """What ``func`` gives without its ``out``, a view, if copying that into the view is what eager mode does: it has
-    the view's sizes and type, nothing that is read is in the same memory, and no gradient is wanted."""
+    the view's sizes and type, nothing else that is read is in the same memory, and no gradient is wanted. The view's
+    own elements may be read where each is read before it is written (``torch.mul(part, 2, out=part)``)."""
     rest = {key: value for key, value in kwargs.items() if key != "out"}
     read = [value for value in pytree.tree_leaves((args, rest)) if isinstance(value, torch.Tensor)]
     if not read or name in _DRAW_BY_LAYOUT or isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return None
     if torch.is_grad_enabled() and any(value.requires_grad for value in (target, *read)):
         return None  # eager mode refuses it
-    if any(_may_overlap(target, value) for value in read):
+    if any(_may_overlap(target, v) and not (_is_pointwise(name) and _are_same_elements(target, v)) for v in read):
         return None
     result = func(*args, **rest)
     if not isinstance(result, torch.Tensor) or (result.dtype, result.device) != (target.dtype, target.device):
@@ -269,6 +270,23 @@ def _may_overlap(a: Any, b: Any) -> bool:
     compat.sync(a)
     compat.sync(b)
     return not definitely_disjoint(*map(compat.unwrap_inner, wrappers))
+
+
+def _are_same_elements(a: Any, b: Any) -> bool:
+    """Whether two tensors of one storage certainly have the same element at each index."""
+    if a.dtype != b.dtype or a.dim() != b.dim():
+        return False
+    places = [
+        (*t.shape, *t.stride(), t.storage_offset())
+        for t in (compat.unwrap_inner(compat.inner_wrapper(a)), compat.unwrap_inner(compat.inner_wrapper(b)))
+    ]
+    return all(compat.is_known(place == other) for place, other in zip(*places, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _is_pointwise(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(torch.Tag.pointwise in getattr(packet, k).tags for k in packet.overloads())
 
 
 @lru_cache(maxsize=256)
