@@ -100,6 +100,21 @@ def test_a_view_that_is_read_in_another_order_is_refused_as_in_eager_mode() -> N
         torch.compile(fn, backend="aotkit")(x)
 
 
+def test_each_of_several_results_keeps_the_strides_of_its_out_argument() -> None:
+    def fn(x: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        torch.sort(x, 1, out=(values, places))
+        return values * 2, places + 1
+
+    def out() -> tuple[Tensor, Tensor]:
+        return torch.zeros(4, 3).t(), torch.zeros(4, 6, dtype=torch.int64).t()[::2]
+
+    x = torch.randn(3, 4)
+    given, twins = out(), out()
+    found, wanted = torch.compile(fn, backend="aotkit", options={"fallback": "error"})(x, *given), fn(x, *twins)
+    torch.testing.assert_close((*found, *given), (*wanted, *twins), rtol=0, atol=0)
+    assert [t.stride() for t in (*found, *given)] == [t.stride() for t in (*wanted, *twins)]
+
+
 def test_gradients_are_refused_as_in_eager_mode() -> None:
     def fn(x: Tensor) -> Tensor:
         out = torch.zeros(2, *x.shape)

@@ -139,11 +139,22 @@ class RefuseWrongWrites(TorchFunctionMode):
         read += [value for key, value in kwargs.items() if key not in written.values()]
         for members in lists if len(before) > 1 else ():
             _refuse_read_later(members, read, name)
-        result = func(*args, **kwargs)
+        result = self._write_to_results(kwargs.get("out"), func, args, kwargs)
         if name.startswith("_foreach_"):  # eager mode counts no writes of the others, of fused optimizers among them
             still = [target for target, version in before.values() if target._version == version]
             torch.autograd.graph.increment_version(still)
         return result
+
+    def _write_to_results(self, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a function that is given several tensors as ``out=``, each of which keeps its strides."""
+        targets = [t for t in out or () if isinstance(t, torch.Tensor)]
+        targets = [t for t in targets if compat.is_inner_wrapper(compat.inner_wrapper(t))]
+        for target in targets:
+
+            def func(*args: Any, _write: Any = func, _target: Any = target, **kwargs: Any) -> Any:
+                return self.storages.layouts.write(_target, _write, args, kwargs, other_layout=True)
+
+        return func(*args, **kwargs)
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if name in HALF_SPECTRA:
