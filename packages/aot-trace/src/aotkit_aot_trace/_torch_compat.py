@@ -163,6 +163,14 @@ def current_tracer_or_none() -> Any:
     return None if mode is None else mode.tracer
 
 
+def forget_sizes() -> None:
+    """Fake tensors remember the sizes that depend on their data (``nonzero``); a graph that is run once more over the
+    same fakes makes them anew, so that they can be bound once more."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is not None:
+        mode.epoch += 1
+
+
 def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
     """The sizes that depend on data, which ``node`` has made anew, are those Dynamo has made for it before."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

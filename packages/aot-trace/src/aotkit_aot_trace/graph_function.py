@@ -56,6 +56,7 @@ class GraphFunction:
 
     def __call__(self, *flat_args: Any) -> Any:
         args = flat_args if self.arguments is None else self.arguments(flat_args)
+        compat.forget_sizes()
         with compat.preserve_node_meta():
             return _Runner(self.graph).run(*args)
 
