@@ -58,6 +58,7 @@ __all__ = [
     "is_without_memory",
     "keep_checks",
     "known",
+    "known_condition",
     "lift_constant",
     "memory_format_of",
     "pre_dispatch_functional_mode",
@@ -207,6 +208,11 @@ def with_known_float(value: Any) -> Any:
     if not any(symbol_is_type(symbol, SymT.FLOAT) for symbol in value.node.expr.free_symbols):
         return value
     return int(value) if isinstance(value, torch.SymInt) else bool(value)
+
+
+def known_condition(value: torch.SymBool) -> bool | None:
+    """A condition on sizes as a plain bool, under a guard; ``None`` for one on the elements of a tensor."""
+    return bool(value) if value.node.has_hint() else None
 
 
 def record_now(values: Iterable[Any]) -> None:
