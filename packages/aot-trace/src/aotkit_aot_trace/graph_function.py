@@ -133,7 +133,7 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
 
 
 def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
-    """Whether the node is ``torch.Tensor([1, 2])`` or its like: these make a tensor that torch's tracer isn't told of."""
+    """Whether the node is ``torch.Tensor([1, 2])`` or its like: torch's tracer isn't told of what these make."""
     legacy = node.target is torch.Tensor or isinstance(node.target, type(torch.LongTensor))
     if not legacy or len(node.args) != 1 or node.kwargs:
         return False
