@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import aotkit
@@ -294,6 +296,45 @@ def test_a_condition_on_sizes_is_a_number_of_its_graph(name: str) -> None:
         if wanted.requires_grad:
             found.sum().backward(), wanted.sum().backward()
             torch.testing.assert_close(ours.grad, eager.grad, rtol=0, atol=0)
+
+
+def after_a_graph_break(x: torch.Tensor) -> torch.Tensor:
+    large = x.shape[0] > 4
+    y = x * large
+    torch._dynamo.graph_break()
+    return y + large
+
+
+@pytest.mark.covers("F5c.9")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x.sin(), x.shape[0] > 4, x.shape[0] % 2 == 0), after_a_graph_break, lambda x: x.shape[0] != 4],
+    ids=["returned", "across a graph break", "alone"],
+)
+def test_a_condition_on_sizes_is_returned(function: Callable[[torch.Tensor], Any], gradients: bool) -> None:
+    """It was ``None``."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for size in (4, 5, 6, 4, 3):
+        ours, eager = (normal(size, 2).requires_grad_(gradients) for _ in range(2))
+        found, wanted = tree_leaves(compiled(ours)), tree_leaves(function(eager))
+        assert [type(value) for value in found] == [type(value) for value in wanted]
+        for value, want in zip(found, wanted, strict=True):
+            assert torch.equal(value, want) if isinstance(want, torch.Tensor) else value is want
+        if isinstance(wanted[0], torch.Tensor) and gradients:
+            found[0].sum().backward(), wanted[0].sum().backward()
+            assert torch.equal(ours.grad, eager.grad)
+
+
+@pytest.mark.covers("F5c.9")
+def test_a_returned_condition_on_sizes_of_which_nothing_is_known_is_refused_by_name() -> None:
+    compiled = torch.compile(lambda x: (x * 2, x.shape[0] > 4), backend="aotkit")
+    for size in (5, 4):
+        x = normal(size, 2)
+        mark_unbacked(x, 0)
+        with pytest.warns(aotkit.EagerFallback, match="or returned") if size == 5 else nullcontext():
+            assert compiled(x)[1] is (size > 4)
 
 
 @pytest.mark.covers("F5c.9")

@@ -58,7 +58,6 @@ __all__ = [
     "is_without_memory",
     "keep_checks",
     "known",
-    "known_condition",
     "lift_constant",
     "memory_format_of",
     "pre_dispatch_functional_mode",
@@ -75,6 +74,7 @@ __all__ = [
     "track",
     "untraced",
     "unwatched",
+    "with_known_condition",
     "with_known_float",
     "without_autocast",
     "without_compiled_autograd",
@@ -210,9 +210,9 @@ def with_known_float(value: Any) -> Any:
     return int(value) if isinstance(value, torch.SymInt) else bool(value)
 
 
-def known_condition(value: torch.SymBool) -> bool | None:
-    """A condition on sizes as a plain bool, under a guard; ``None`` for one on the elements of a tensor."""
-    return bool(value) if value.node.has_hint() else None
+def with_known_condition(value: Any) -> Any:
+    """A condition on sizes as a plain bool, under a guard; anything else as it is."""
+    return bool(value) if isinstance(value, torch.SymBool) and value.node.has_hint() else value
 
 
 def record_now(values: Iterable[Any]) -> None:

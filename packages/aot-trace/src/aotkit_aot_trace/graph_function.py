@@ -143,7 +143,8 @@ def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
 
 
 def _tensor_of_numbers(kind: Any, args: Any) -> torch.Tensor:
-    return torch.tensor(*args, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
+    (data,) = args
+    return torch.tensor(data, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
 
 
 def _in_float32(target: Any, args: Any, kwargs: Any) -> torch.Tensor:

@@ -210,7 +210,7 @@ def _value(ctx: LoweringContext, arg: object) -> object:
     if isinstance(arg, Node):
         if isinstance(arg.meta.get("val"), torch.SymBool):
             raise ctx.unsupported(
-                arg, "a condition on dynamic sizes is used as a number, which has no form in the loop IR"
+                arg, "a condition on dynamic sizes is used as a number or returned, which has no form in the loop IR"
             )
         return ctx.values[arg]
     if isinstance(arg, list | tuple):
@@ -271,7 +271,7 @@ def _outputs(ctx: LoweringContext, node: Node) -> tuple[BufferRef | SymInput | N
     items = returned if isinstance(returned, list | tuple) else (returned,)
     outputs: list[BufferRef | SymInput | None] = []
     for item in items:
-        value = ctx.values[item] if isinstance(item, Node) else item
+        value = _value(ctx, item)
         if isinstance(value, View):
             assert isinstance(item, Node)
             outputs.append(BufferRef(_escaping(ctx, value, item)))
