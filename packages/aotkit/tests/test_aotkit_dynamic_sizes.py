@@ -306,6 +306,7 @@ def after_a_graph_break(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.covers("F5c.9")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it where it breaks the graph
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
     "function",
