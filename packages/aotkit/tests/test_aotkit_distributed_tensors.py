@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import aotkit  # noqa: F401  # registers the backend
 
-OPTIONS = {"fallback": "error", "verify": False}  # placements have no form in JSON
+OPTIONS = {"fallback": "error"}
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 

@@ -6,7 +6,7 @@ import enum
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -44,6 +44,11 @@ class Loose:
     a: int
 
 
+class Row(NamedTuple):
+    name: str
+    size: Any
+
+
 CONTEXTS = [
     None,
     True,
@@ -59,6 +64,8 @@ CONTEXTS = [
     (1, (2, None)),
     [1, [2, "a"]],
     torch.Size([2, 3]),
+    Row("x", torch.Size([2])),
+    (Row("x", Row("y", None)),),
     {"a": 1, (2, 3): Color.RED},
     Frozen(1, (torch.int8, Frozen(2, None))),
 ]
@@ -88,6 +95,8 @@ def test_a_context_that_has_no_text_is_refused(context: Any) -> None:
         {"enum": f"{__name__}:Color", "name": "GREEN"},
         {"enum": f"{__name__}:Frozen", "name": "a"},
         {"record": f"{__name__}:Color", "fields": {}},
+        {"named": f"{__name__}:Row", "items": ["x"]},
+        {"named": f"{__name__}:Frozen", "items": [1, 2]},
         {"unknown": 1},
         {"tuple": [{"unknown": 1}]},
     ],

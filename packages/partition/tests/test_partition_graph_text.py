@@ -202,6 +202,18 @@ def test_objects_without_text_are_refused():
         dump_graph(gm)
 
 
+def test_an_argument_without_a_description_is_written_if_nothing_reads_it():
+    gm = traced(lambda x, other: x + 1, torch.randn(2), torch.randn(2))
+    other = list(gm.graph.nodes)[1]
+    other.meta["val"] = object()
+    loaded = assert_round_trip(gm)
+    assert "val" not in list(loaded.graph.nodes)[1].meta and loaded(2, object()) == 3
+    gm = traced(lambda x, other: x + other, torch.randn(2), torch.randn(2))
+    list(gm.graph.nodes)[1].meta["val"] = object()
+    with pytest.raises(UnserializableGraphError, match="object"):
+        dump_graph(gm)
+
+
 @pytest.mark.parametrize(
     "name", ["os.system", "builtins.eval", "aten.no_such_op.default", "higher_order.nothing", "aten.mm"]
 )

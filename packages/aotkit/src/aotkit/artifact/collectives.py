@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .distributed_tensors import meshes_of
+
 __all__ = ["RANKS_ARE_NO_PROCESSES", "Collective", "collectives_of", "groups_of_inputs"]
 
 #: Backends of groups for tests, whose ranks are threads, or are not there.
@@ -46,11 +48,9 @@ def collectives_of(graph: torch.fx.GraphModule) -> tuple[Collective, ...]:
 
 
 def groups_of_inputs(values: Sequence[Any]) -> Iterator[str]:
-    """Groups of the meshes that tensors are spread over, whose operators may become collectives."""
-    for value in values:
-        mesh = getattr(value, "device_mesh", None) if isinstance(value, torch.Tensor) else None
-        if mesh is not None:
-            yield from (group.group_name for group in mesh.get_all_groups())
+    """Groups of meshes, and of those that tensors are spread over, whose operators may become collectives."""
+    for mesh in meshes_of(values):
+        yield from (group.group_name for group in mesh.get_all_groups())
 
 
 def _collective(node: torch.fx.Node) -> Collective | None:

@@ -23,12 +23,14 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from aotkit_cache import Uncacheable, environment_parts
+from aotkit_functionalize.subclasses import placement_to_raw
 from aotkit_inductor_lower.targets.cpu import compilers, host_machine
 
 from .._user_kernels import NoKernelText, constants_to_json, kernel_name, table_of_kernels
 from ..options import Options
 from .collectives import collectives_of, groups_of_inputs
 from .custom_ops import COLLECTIVES, TORCHS_OWN
+from .distributed_tensors import describe_mesh, is_mesh, state_of_distributed_tensors
 from .guards import Names
 from .records import ARTIFACT_FORMAT
 from .sources import replaced_sources, sources_digest
@@ -167,6 +169,8 @@ class _Writer:
             return f"{kind.__module__}.{kind.__qualname__}.{value.name}"
         if callable(value) and not isinstance(value, torch.nn.Module):
             return self._target(value, node)
+        if (placement := placement_to_raw(value)) is not None:
+            return repr(placement)
         raise Uncacheable(
             f"node {node.name} has an argument of type {kind.__module__}.{kind.__qualname__}, which has no text"
         )
@@ -236,6 +240,8 @@ class _Inputs:
         names, storages = self.names, self.storages
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return {"symbol": names.text(value)}
+        if is_mesh(value):
+            return describe_mesh(value)
         if not isinstance(value, torch.Tensor):
             return value  # plain data has a canonical text, anything else has none
         kind = type(value)
@@ -321,6 +327,7 @@ def graph_key(
         "inputs": describe_inputs(args, twins, names, allowed),
         "graph": graph,
         "blocks": _blocks(gm, args),
+        "distributed_tensors": state_of_distributed_tensors(args, graph, allowed),
         "options": chosen,
         **{f"state.{name}": value for name, value in torch_state().items()},
         **environment_parts(),

@@ -357,6 +357,14 @@ class Artifact:
         reason = self.forward.unstorable()
         return reason if reason is not None or self.backward is None else self.backward.unstorable()
 
+    def unportable(self) -> str | None:
+        """Why this can't be written for other processes to load, or ``None``. A cache's key names what is written; who
+        loads a file may have other meshes."""
+        boundary = self.metadata.subclasses
+        if boundary is not None and boundary.has_opaque():
+            return "a tensor subclass holds an object of this process, as distributed tensors do their mesh"
+        return self.unstorable()
+
     def to_sections(self) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Named bytes, and JSON metadata, for a cache entry.
 

@@ -71,7 +71,7 @@ def complete_graph(job: GraphJob, gm: torch.fx.GraphModule, args: Sequence[Any],
         contract, operators = contract_of(gm, args), operators_of(gm, sorted(options.cacheable))
     except Uncacheable as error:
         reason = error.reason
-    return SavedGraph(artifact, held, _described(options), operators, contract, reason or artifact.unstorable())
+    return SavedGraph(artifact, held, _described(options), operators, contract, reason or artifact.unportable())
 
 
 def _described(options: Options) -> dict[str, Any]:

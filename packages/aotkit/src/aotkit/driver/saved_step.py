@@ -209,7 +209,7 @@ class TrainingStep:
 
         Raises :class:`PackageError` for a step that has no form in a file.
         """
-        reason = self._artifact.unstorable()
+        reason = self._artifact.unportable()
         if reason is not None:
             raise PackageError(f"the step can't be saved: {reason}")
         try:

@@ -118,7 +118,7 @@ class Compiled:
         The file holds native code, and no weights. With ``signing_key``, ``load`` wants the same.
         Raises :class:`PackageError` for what has no form in a file.
         """
-        reason = self.artifact.unstorable()
+        reason = self.artifact.unportable()
         if reason is not None:
             raise PackageError(f"the stage can't be saved: {reason}")
         try:

@@ -269,7 +269,7 @@ def _compile(graph: GraphModule, inputs: list[_Input], options: Options, recorde
 
 
 def _packed(artifact: Artifact) -> tuple[dict[str, bytes], dict[str, Any]]:
-    reason = artifact.unstorable()
+    reason = artifact.unportable()
     if reason is not None:
         raise PackageError(_CANT_PACK.format(reason))
     try:

@@ -26,7 +26,7 @@ from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
 
 from ..artifact.custom_ops import operators_of
-from ..artifact.graph_inputs import GraphInput, InputContract
+from ..artifact.graph_inputs import PLAIN, GraphInput, InputContract
 from ..artifact.module_settings import settings_of
 from ..artifact.structure import describe_structure
 from ..artifact.torch_state import state_of_call
@@ -98,6 +98,9 @@ def compile_step(
         raise CompileError(f"the step can't be compiled: {error}") from None
     function = _Function(source, args, kwargs or {})
     flat = [*(w.detach() for w in source.weights), *source.state, *source.rates(), *leaves]
+    for label, value in zip(source.labels(leaves), flat, strict=True):
+        if type(value) not in PLAIN:
+            raise CompileError(f"steps take plain dense tensors; {label} is a {type(value).__name__}")
     artifact = _compile(function, flat, chosen, source)
     described = {
         "format": FORMAT,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         rebuild,
         tensors_inside,
     )
+    from .placements import placement_to_raw
 
 __all__ = [
     "Opaque",
@@ -35,6 +36,7 @@ __all__ = [
     "encode_class",
     "encode_context",
     "is_subclass",
+    "placement_to_raw",
     "rebuild",
     "sizes_and_tensors",
     "subclass_arguments",
@@ -68,6 +70,7 @@ _HOMES = {
             "rebuild",
             "tensors_inside",
         ),
+        ".placements": ("placement_to_raw",),
     }.items()
     for name in names
 }

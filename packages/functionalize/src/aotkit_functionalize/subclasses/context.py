@@ -3,9 +3,10 @@
 Note [How a subclass is written down]
     A class is written by its qualified name, and found again among the modules that are loaded: reading a record
     imports nothing. A context may hold scalars, strings, torch's dtypes, devices, layouts, memory formats and
-    sizes, enums, tuples, lists, dicts and frozen dataclasses of these. A class whose context holds something else has
-    two static methods, ``__aotkit_encode_context__(context)`` to JSON values and ``__aotkit_decode_context__(raw)``
-    back; without them the record can be used in its process, and writing it is refused.
+    sizes, enums, placements of distributed tensors, tuples, named tuples, lists, dicts and frozen dataclasses of these.
+    A class whose context holds something else has two static methods, ``__aotkit_encode_context__(context)`` to JSON
+    values and ``__aotkit_decode_context__(raw)`` back; without them the record can be used in its process, and writing
+    it is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
+from .placements import placement_from_raw, placement_to_raw
 
 __all__ = ["SymbolicDim", "contains_symbols", "decode_class", "decode_context", "encode_class", "encode_context"]
 
@@ -115,6 +117,8 @@ def _encode(value: Any, cls: type[Any]) -> Any:
         return {"enum": encode_class(type(value)), "name": value.name}
     if type(value) in (tuple, list, torch.Size):
         return {type(value).__name__: [_encode(item, cls) for item in value]}
+    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        return {"named": encode_class(type(value)), "items": [_encode(item, cls) for item in value]}
     if type(value) is dict:
         return {"dict": [[_encode(k, cls), _encode(v, cls)] for k, v in value.items()]}
     if is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen:  # type: ignore[attr-defined]
@@ -122,6 +126,8 @@ def _encode(value: Any, cls: type[Any]) -> Any:
             "record": encode_class(type(value)),
             "fields": {f.name: _encode(getattr(value, f.name), cls) for f in fields(value) if f.init},
         }
+    if (placement := placement_to_raw(value)) is not None:
+        return placement
     raise Unsupported(
         f"the context of tensor subclass {cls.__name__} holds a {type(value).__name__}",
         "it has no JSON form that is known here",
@@ -148,6 +154,12 @@ def _decode(raw: Any) -> Any:
             return [_decode(item) for item in items]
         case {"Size": items}:
             return torch.Size(_decode(item) for item in items)
+        case {"named": name, "items": items}:
+            cls = decode_class(name)
+            if issubclass(cls, tuple) and len(getattr(cls, "_fields", ())) == len(items):
+                return cls(*(_decode(item) for item in items))
+        case {"placement": _, "given": _}:
+            return placement_from_raw(raw)
         case {"dict": pairs}:
             return {_decode(k): _decode(v) for k, v in pairs}
         case {"record": name, "fields": values}:

@@ -80,6 +80,13 @@ class SubclassMeta:
                 found.append(child)
         return tuple(found)
 
+    def has_opaque(self) -> bool:
+        """Whether an object that is no tensor is in this wrapper or in one that it holds."""
+        return any(
+            child.has_opaque() if isinstance(child, SubclassMeta) else isinstance(child, Opaque)
+            for _, child in self.attrs
+        )
+
     def __str__(self) -> str:
         inner = ", ".join(
             f"{name}: {child if isinstance(child, SubclassMeta) else _brief(child)}" for name, child in self.attrs
@@ -141,6 +148,12 @@ class SubclassBoundary:
         """The dense inputs that argument ``index`` becomes."""
         counts = [1 if subclass is None else len(subclass.leaves) for subclass in self.inputs[: index + 1]]
         return range(sum(counts) - counts[-1], sum(counts))
+
+    def has_opaque(self) -> bool:
+        """Whether an argument or a result holds an object that is no tensor."""
+        made = (*self.forward, *(value for value in self.gradients if value is not None))
+        subclasses = (*self.inputs, *self.tangents, *(value.subclass for value in made))
+        return any(subclass is not None and subclass.has_opaque() for subclass in subclasses)
 
     def to_raw(self) -> Any:
         """JSON values; see Note [How a subclass is written down]."""

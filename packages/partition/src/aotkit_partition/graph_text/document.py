@@ -175,7 +175,7 @@ class _GraphWriter:
             row["kwargs"] = {name: self._values.write(argument) for name, argument in node.kwargs.items()}
         if row.get("target") in PROCESS_LOCAL_TARGETS:
             self._name_kernel(node, row["kwargs"])
-        if "val" in node.meta:
+        if "val" in node.meta and not _passes_by(node):
             row["val"] = self._tensors.write(node.meta["val"], node.name)
         kept = self.meta.write(node)
         if kept:
@@ -215,6 +215,13 @@ class _GraphWriter:
                 "tensors and GraphModules can be written as text.",
                 node.name,
             )
+
+
+def _passes_by(node: torch.fx.Node) -> bool:
+    """An argument that is neither tensor nor number, and that nothing reads: the mesh of distributed tensors, say."""
+    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, str, tuple, list, dict)
+    value = node.meta["val"]
+    return node.op == "placeholder" and not node.users and value is not None and not isinstance(value, kinds)
 
 
 class _GraphReader:
