@@ -75,6 +75,7 @@ __all__ = [
     "track",
     "untraced",
     "unwatched",
+    "with_known_condition",
     "with_known_float",
     "without_autocast",
     "without_compiled_autograd",
@@ -216,6 +217,11 @@ def with_known_float(value: Any) -> Any:
     if not any(symbol_is_type(symbol, SymT.FLOAT) for symbol in value.node.expr.free_symbols):
         return value
     return int(value) if isinstance(value, torch.SymInt) else bool(value)
+
+
+def with_known_condition(value: Any) -> Any:
+    """A condition on sizes as a plain bool, under a guard; anything else as it is."""
+    return bool(value) if isinstance(value, torch.SymBool) and value.node.has_hint() else value
 
 
 def record_now(values: Iterable[Any]) -> None:
