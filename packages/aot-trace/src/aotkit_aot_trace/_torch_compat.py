@@ -35,7 +35,7 @@ from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from aotkit_functionalize import lazy_bits
+from aotkit_functionalize import Unsupported, lazy_bits
 
 from ._kept_calls import drop_dead_code, keep_checks
 from ._untold_sizes import make_sizes_in_pairs
@@ -176,6 +176,8 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
     """The sizes that depend on data, which ``node`` has made anew, are those Dynamo has made for it before."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert mode is not None, "no fake mode is active"
+    for symbol in node.meta["unbacked_bindings"]:
+        _refuse_size_of_an_input(symbol, mode.shape_env.replace(symbol), mode.shape_env)
     rebind_unbacked(mode.shape_env, node, result)
     tracer = current_tracer_or_none()
     if tracer is None:
@@ -186,6 +188,16 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
         renamed = mode.shape_env.replace(symbol)
         if renamed.is_symbol:
             known.setdefault(renamed, known[symbol])
+
+
+def _refuse_size_of_an_input(symbol: Any, settled: Any, shape_env: Any) -> None:
+    symbols = settled.free_symbols
+    if symbols and settled is not symbol and not any(map(shape_env.is_unbacked_symint, symbols)):
+        raise Unsupported(
+            f"a number that depends on data is said to be the dynamic size {settled} of an input",
+            "torch writes that size in its place, also in the check, which would compare it with itself",
+            "Check it against a size that is fixed, or leave the check out",
+        )
 
 
 def symbols_of(sizes: Iterable[Any]) -> set[Any]:

@@ -59,7 +59,7 @@ def split_ops(gm: GraphModule) -> dict[Node, str]:
 
 def _staying(gm: GraphModule, floats: set[Node]) -> dict[Node, str]:
     symbols = _Symbols(known_symbols(gm), floats)
-    asked = _conditions_that_are_asked(gm) | _settled_numbers(gm)
+    asked = _conditions_that_are_asked(gm) | _settled_by_checks(gm)
     staying: dict[Node, str] = {}
     for node in gm.graph.nodes:
         reason = "has to be looked at" if node in asked else _reason(gm, node, symbols, staying)
@@ -78,8 +78,8 @@ def _conditions_that_are_asked(gm: GraphModule) -> set[Node]:
     return found
 
 
-def _settled_numbers(gm: GraphModule) -> set[Node]:
-    """Numbers read from data of which a check has told torch what they are, what is made of them, and checks of it.
+def _settled_by_checks(gm: GraphModule) -> set[Node]:
+    """Calls that give numbers or sizes of data which a check has settled, the numbers made of these, and the checks.
 
     ``torch._check(n == 3)`` makes 3 of ``n`` everywhere, also in the check itself, which would hold for any data.
     """
@@ -87,11 +87,14 @@ def _settled_numbers(gm: GraphModule) -> set[Node]:
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         if node.target is torch.ops.aten._assert_scalar.default:
-            found |= {node} if node.args[0] in found else set()
-        elif isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool) and node.op == "call_function":
-            reads = torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
-            if (reads or found & set(node.all_input_nodes)) and not free_unbacked_symbols(val):
-                found.add(node)
+            settled = node.args[0] in found
+        elif node.meta.get("unbacked_bindings"):
+            settled = True
+        else:
+            number = isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
+            settled = number and bool(found & set(node.all_input_nodes))
+        if settled and node.op == "call_function" and not free_unbacked_symbols(val):
+            found.add(node)
     return found
 
 
