@@ -95,10 +95,16 @@ def state_of_distributed_tensors(values: Sequence[Any], graph: str, allowed: Map
         "redistribution": [
             getattr(_redistribute, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN", None),
             getattr(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION", None),
-            getattr(getattr(torch.distributed, "config", None), "compile_on_one_rank", None),
+            _compiles_for_all_ranks(),
         ],
         "random": None if tracker is None else [type(tracker).__qualname__, tracker.distribute_region_enabled],
     }
+
+
+def _compiles_for_all_ranks() -> bool | None:
+    """Whether Dynamo traces so that a graph serves all ranks; from torch 2.15 on the setting has moved."""
+    homes: tuple[Any, ...] = (torch.compiler.config, getattr(torch.distributed, "config", None))
+    return next((home.compile_on_one_rank for home in homes if hasattr(home, "compile_on_one_rank")), None)
 
 
 def _rules_of_users(dispatcher: Any, allowed: Mapping[str, str]) -> Iterator[str]:
