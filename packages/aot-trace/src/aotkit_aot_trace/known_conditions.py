@@ -3,8 +3,8 @@
 Note [Conditions as numbers]
     ``x * (x.shape[0] > 4)`` multiplies by a bool that depends on a size. A bool has other rules of promotion than an
     integer, so no size could stand for it; what the graph is captured with is put in its place, and the function is
-    captured again where the condition does not hold. So is a condition that the function returns. One on the elements
-    of a tensor, or on a size of which nothing is known, stays as it is.
+    captured again where the condition does not hold. A condition on the elements of a tensor, or on a size of which
+    nothing is known, stays as it is.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         apart = request.subclasses
         inputs = (function_inputs if apart is None else apart.enter)(placeholders, request.callers)
         with noting_regions(() if isinstance(request.fn, GraphFunction) else inputs) as noted:
-            outputs = [compat.with_known_condition(v) for v in _flat(request.fn(*(i.value for i in inputs)))]
+            outputs = _flat(request.fn(*(i.value for i in inputs)))
         refuse_own_regions(noted)
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:

@@ -210,7 +210,7 @@ def _value(ctx: LoweringContext, arg: object) -> object:
     if isinstance(arg, Node):
         if isinstance(arg.meta.get("val"), torch.SymBool):
             raise ctx.unsupported(
-                arg, "a condition on dynamic sizes is used as a number or returned, which has no form in the loop IR"
+                arg, "a condition on dynamic sizes is used as a number, which has no form in the loop IR"
             )
         return ctx.values[arg]
     if isinstance(arg, list | tuple):
