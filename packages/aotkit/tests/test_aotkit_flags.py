@@ -163,6 +163,26 @@ def test_what_is_computed_under_enable_grad_within_no_grad_has_gradients(program
     torch.testing.assert_close(got[1:], expected[1:])
 
 
+@pytest.mark.filterwarnings("ignore:.*not a leaf Tensor.*:UserWarning")
+@pytest.mark.parametrize("program", [enabled_inside, written_where_it_is_enabled])
+def test_enable_grad_records_nothing_in_inference_mode(program: Any) -> None:
+    call = torch.compile(program, backend="aotkit", options={"fallback": "error"})
+
+    def observed(run: Callable[..., Any], inside: bool) -> list[Any]:
+        x = torch.arange(6.0).view(2, 3).requires_grad_() * 1  # with a history, which nothing may look for
+        y = torch.ones(2, 3)
+        with torch.inference_mode():
+            y = y * 2 if inside else y
+            results = [*run(x, y), y]
+            assert not torch.is_grad_enabled()
+            return [(r.requires_grad, r.is_inference()) for r in results] + [r.clone() for r in results]
+
+    for inside in (True, False, True):
+        got, expected = observed(call, inside), observed(program, inside)
+        assert got[: len(got) // 2] == expected[: len(got) // 2]
+        torch.testing.assert_close(got[len(got) // 2 :], expected[len(got) // 2 :])
+
+
 def test_what_comes_from_a_leaf_that_the_function_made_is_refused() -> None:
     def from_new(x: Tensor) -> tuple[Tensor, ...]:
         leaf = torch.zeros(3).requires_grad_()

@@ -170,6 +170,16 @@ def test_grad_mode_is_on_for_the_call_where_the_function_turns_it_on(how, others
 
 
 @HOWS
+def test_in_inference_mode_a_function_that_turns_grad_mode_on_runs_its_forward_alone(how):
+    call = how(plan_of(two_outputs(effects=(records.EffectInfo("enables_grad", True),))), forward, backward)
+    with torch.inference_mode():
+        x, y = leaves()  # as tensors of inference mode, which autograd does not save
+        results = call([x, y])
+    assert [(t.requires_grad, t.is_inference()) for t in results] == [(False, True)] * 2
+    torch.testing.assert_close(results, forward([x, y])[:2])
+
+
+@HOWS
 def test_arguments_and_results_become_leaves_or_leave_the_graph(how):
     plain = replace(LIKE, requires_grad=False)
     inputs = (

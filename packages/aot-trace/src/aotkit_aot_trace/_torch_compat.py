@@ -75,6 +75,7 @@ __all__ = [
     "track",
     "untraced",
     "unwatched",
+    "with_known_condition",
     "with_known_float",
     "without_autocast",
     "without_compiled_autograd",
@@ -163,6 +164,14 @@ def current_tracer_or_none() -> Any:
     return None if mode is None else mode.tracer
 
 
+def forget_sizes() -> None:
+    """Fake tensors remember the sizes that depend on their data (``nonzero``); a graph that is run once more over the
+    same fakes makes them anew, so that they can be bound once more."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is not None:
+        mode.epoch += 1
+
+
 def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
     """The sizes that depend on data, which ``node`` has made anew, are those Dynamo has made for it before."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -220,6 +229,11 @@ def with_known_float(value: Any) -> Any:
     if not any(symbol_is_type(symbol, SymT.FLOAT) for symbol in value.node.expr.free_symbols):
         return value
     return int(value) if isinstance(value, torch.SymInt) else bool(value)
+
+
+def with_known_condition(value: Any) -> Any:
+    """A condition on sizes as a plain bool, under a guard; anything else as it is."""
+    return bool(value) if isinstance(value, torch.SymBool) and value.node.has_hint() else value
 
 
 def record_now(values: Iterable[Any]) -> None:

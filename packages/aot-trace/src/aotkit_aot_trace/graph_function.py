@@ -56,6 +56,7 @@ class GraphFunction:
 
     def __call__(self, *flat_args: Any) -> Any:
         args = flat_args if self.arguments is None else self.arguments(flat_args)
+        compat.forget_sizes()
         with compat.preserve_node_meta():
             return _Runner(self.graph).run(*args)
 
@@ -129,6 +130,21 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
     return one_hot(*args, **kwargs)
 
 
+def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
+    """Whether the node is ``torch.Tensor([1, 2])`` or its like: torch's tracer isn't told of what these make."""
+    legacy = node.target is torch.Tensor or isinstance(node.target, type(torch.LongTensor))
+    if not legacy or len(node.args) != 1 or node.kwargs:
+        return False
+    (data,) = node.args
+    numbers = not any(isinstance(used.meta.get("example_value"), torch.Tensor) for used in node.all_input_nodes)
+    return isinstance(data, list | tuple) and not isinstance(data, torch.Size) and numbers
+
+
+def _tensor_of_numbers(kind: Any, args: Any) -> torch.Tensor:
+    (data,) = args
+    return torch.tensor(data, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
+
+
 def _in_float32(target: Any, args: Any, kwargs: Any) -> torch.Tensor:
     """Of a float16 or bfloat16, computed and differentiated in float32; of other types as it is."""
     x: Any = args[0] if args else None
@@ -186,6 +202,8 @@ class _Runner(torch.fx.Interpreter):
             return self._run_region(n)
         if _is_one_hot(n):
             return _one_hot(*self.fetch_args_kwargs_from_env(n))
+        if _makes_tensor_of_numbers(n):
+            return _tensor_of_numbers(n.target, self.fetch_args_kwargs_from_env(n)[0])
         if compat.called_name(n) in _CANCELLING:
             return _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
         return self._run_known(n)

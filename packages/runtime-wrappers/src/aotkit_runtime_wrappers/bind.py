@@ -29,6 +29,7 @@ from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .emit import emit_call, emit_profiled_call
 from .emit_autograd import emit_autograd
+from .enabled_grad import with_grad_enabled
 from .errors import PlanError
 from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
@@ -158,7 +159,7 @@ def bind(
         hide_from_dynamo(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         apply = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
-        namespace["_apply"] = torch.enable_grad()(apply) if plan.call.enables_grad else apply
+        namespace["_apply"] = with_grad_enabled(apply, namespace["forward"]) if plan.call.enables_grad else apply
     call: Any = namespace["call"]
     call._boxed_call = True
     call.source = code.source + adapters + out.text

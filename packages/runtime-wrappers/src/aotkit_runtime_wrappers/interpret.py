@@ -19,6 +19,7 @@ from .boxed import BoxedCallable, ensure_boxed
 from .dims import evaluate_all
 from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
+from .enabled_grad import with_grad_enabled
 from .forward_adapters import Around, RandomSource, interpret_around
 from .lazy_backward import LazyBackward
 from .packed import layouts_if_packed, unpacked
@@ -99,8 +100,10 @@ def _run_training(
     plain: dict[int, Any] = {}
     differentiable = [box[i] for i in call.differentiable_inputs]
     with_history = gradients_with_history(call, lazy, gradients)
-    with torch.set_grad_enabled(torch.is_grad_enabled() or call.enables_grad):
-        results = _InterpretedGraph.apply(call, compiled, (lazy, with_history), box, plain, *differentiable)
+    apply: Callable[..., Any] = _InterpretedGraph.apply
+    if call.enables_grad:
+        apply = with_grad_enabled(apply, _InterpretedGraph.forward)
+    results = apply(call, compiled, (lazy, with_history), box, plain, *differentiable)
     if call.kept_inputs and not call.keeps_values:
         drop_values(results[0].grad_fn, call.num_saved_tensors)
     outputs = dict(plain)
