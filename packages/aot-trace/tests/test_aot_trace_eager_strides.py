@@ -221,6 +221,21 @@ def test_the_gradient_of_log_softmax_is_contiguous():
     torch.testing.assert_close(got, want)
 
 
+def test_an_outer_product_lies_as_what_it_is_added_to():
+    a, b, tables = torch.arange(3.0), torch.arange(4.0), ({}, {torch.ops.aten.addr.default: torch._refs.addr})
+    for x in (torch.ones(4, 3).t(), torch.ones(3, 4), torch.ones(4), torch.ones(3, 1), torch.ones(8, 3).t()[:, ::2]):
+        for beta in (0, 0.0, 1, 0.5):
+            want = torch.addr(x, a, b, beta=beta, alpha=2)
+            for table in tables:
+                graph = capture(
+                    lambda *given, beta=beta: [torch.addr(*given, beta=beta, alpha=2)], [x, a, b], decompositions=table
+                ).graph
+                (value,) = (node.args[0][0].meta["val"] for node in graph.graph.nodes if node.op == "output")
+                (got,) = graph(x, a, b)
+                assert value.stride() == got.stride() == want.stride()
+                torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_batch_norms_are_laid_out_in_eagers_memory_format():
     rng = random.Random(2)
     formats = set()

@@ -185,6 +185,41 @@ def test_a_size_out_of_the_range_that_was_checked_for_raises(wrap: Callable[...,
             compiled(torch.ones(5), torch.tensor(1))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_number_that_was_checked_to_be_another_is_looked_at(requires_grad: bool) -> None:
+    """The check makes a constant of it, also for its own condition."""
+
+    def fn(x: torch.Tensor, k: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        number, size, chosen = k.item(), m.item(), x[x > 0]
+        torch._check(number == 3)
+        torch._check(size == x.shape[0])
+        torch._check(chosen.shape[0] == 2)
+        return x * number + torch.ones(size) + chosen.sum()
+
+    with whole_graphs:
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=False, options={"fallback": "error"})
+        x = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0], requires_grad=requires_grad)
+        k, m = torch.tensor([3]), torch.tensor([5])
+        torch.testing.assert_close(compiled(x, k, m), fn(x, k, m))
+        for other in ((x, k + 1, m), (x, k, m - 1), (x.detach().abs().add(1).requires_grad_(requires_grad), k, m)):
+            with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+                compiled(*other)
+
+
+def test_a_number_that_was_checked_to_be_a_dynamic_size_is_refused() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        chosen = x[x > 0]
+        torch._check(chosen.shape[0] == y.shape[0])
+        return chosen + y
+
+    with whole_graphs:
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=True, options={"fallback": "error"})
+        with pytest.raises(Exception, match="said to be the dynamic size"):
+            compiled(torch.tensor([1.0, 0.0, 2.0]), torch.ones(2))
+
+
 def test_kernels_are_generated_behind_a_size_that_depends_on_data() -> None:
     recorder = aotkit.Recorder()
     with whole_graphs:

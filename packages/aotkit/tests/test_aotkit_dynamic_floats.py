@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -248,3 +249,37 @@ def test_a_warm_start_knows_which_floats_an_entry_is_for(tmp_path: Any, monkeypa
         compiled = Compiled(fn)
         for value in (0.5, 0.25, 0.6, 0.75):
             assert_same(compiled, fn, x, value)
+
+
+DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "added": lambda x: x + random.uniform(10, 20),
+    "half": lambda x: x.bfloat16() * random.uniform(0, 1) + random.randint(1, 5),
+    "integers": lambda x: x.long() * random.uniform(0, 1),
+    "returned": lambda x: (x * 2, random.uniform(0, 1)),
+    "double": lambda x: x.double() + random.uniform(0, 1),
+    "filled": lambda x: x.masked_fill(x > 0, random.uniform(0, 1)),
+}
+
+
+def simplified(graph: torch.fx.GraphModule, examples: Any) -> Any:
+    return aotkit.aot_module_simplified(graph, examples, aotkit.compile_fx_inner)
+
+
+@pytest.mark.parametrize("backend", ["aotkit", aotkit.compile_fx, simplified], ids=["backend", "fx", "simplified"])
+def test_floats_that_the_program_draws(backend: Any) -> None:
+    """They are traced as tensors of the default type, and passed as tensors of float64; types are those of numbers."""
+    torch._dynamo.reset()
+
+    def several(x: torch.Tensor) -> list[Any]:
+        return [fn(x) for fn in DRAWN.values()]
+
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    results = []
+    for run in (several, torch.compile(several, backend=backend, fullgraph=True)):
+        run(x)
+        random.seed(3)
+        for _ in range(2):
+            result = run(x)
+            (gradient,) = torch.autograd.grad(result[0].sum() + result[1].float().sum(), x)
+            results.append([*result, gradient])
+    torch.testing.assert_close(results[2:], results[:2], rtol=0, atol=0)

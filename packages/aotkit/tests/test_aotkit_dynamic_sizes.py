@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import aotkit
@@ -265,12 +266,84 @@ def test_scaled_images_of_every_size_have_eagers_sizes():
         assert found[1].shape == F.interpolate(y, scale_factor=1.1).shape
 
 
+CONDITIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "factor": lambda x: x * (x.shape[0] > 4),
+    "term of a bool": lambda x: (x > 0) + (x.shape[0] > 4),
+    "filled": lambda x: torch.full((3,), x.shape[0] % 3 == 0),
+    "filled with a float": lambda x: torch.full((3,), x.shape[0] * 0.5 > 2, dtype=torch.float32),
+    "filled in place": lambda x: x.clone().fill_(x.shape[0] != 4),
+    "as a float": lambda x: x + float(x.shape[0] == 5) * 2,
+    "and another": lambda x: x.masked_fill(x > 0, (x.shape[0] > 3) & (x.shape[0] < 6)),
+    "not": lambda x: torch.where(x > 0, not x.shape[0] > 4, x),
+    "also a branch": lambda x: torch.cond(
+        x.sum() > 0, lambda y: y * (y.shape[0] > 4) + (y.shape[0] > 5), lambda y: y * (y.shape[0] < 5), (x,)
+    ),
+    "in a checkpointed region": lambda x: checkpoint(lambda y: y.sin() * (y.shape[0] > 4), x, use_reentrant=False),
+}
+
+
 @pytest.mark.covers("F5c.9")
-def test_a_condition_on_sizes_as_a_number_is_refused_by_name():
-    compiled = torch.compile(lambda x: x * (x.shape[0] > 4), backend="aotkit", dynamic=True)
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_condition_on_sizes_is_a_number_of_its_graph(name: str) -> None:
+    """It is known while the graph is compiled, and another graph is compiled where it does not hold."""
+    torch._dynamo.reset()
+    compiled = torch.compile(CONDITIONS[name], backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for size in (4, 5, 6, 4, 3):
+        ours, eager = (normal(size, 2).requires_grad_() for _ in range(2))
+        found, wanted = compiled(ours), CONDITIONS[name](eager)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        if wanted.requires_grad:
+            found.sum().backward(), wanted.sum().backward()
+            torch.testing.assert_close(ours.grad, eager.grad, rtol=0, atol=0)
+
+
+def after_a_graph_break(x: torch.Tensor) -> torch.Tensor:
+    large = x.shape[0] > 4
+    y = x * large
+    torch._dynamo.graph_break()
+    return y + large
+
+
+@pytest.mark.covers("F5c.9")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it where it breaks the graph
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x.sin(), x.shape[0] > 4, x.shape[0] % 2 == 0), after_a_graph_break, lambda x: x.shape[0] != 4],
+    ids=["returned", "across a graph break", "alone"],
+)
+def test_a_condition_on_sizes_is_returned(function: Callable[[torch.Tensor], Any], gradients: bool) -> None:
+    """It was ``None``."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for size in (4, 5, 6, 4, 3):
+        ours, eager = (normal(size, 2).requires_grad_(gradients) for _ in range(2))
+        found, wanted = tree_leaves(compiled(ours)), tree_leaves(function(eager))
+        assert [type(value) for value in found] == [type(value) for value in wanted]
+        for value, want in zip(found, wanted, strict=True):
+            assert torch.equal(value, want) if isinstance(want, torch.Tensor) else value is want
+        if isinstance(wanted[0], torch.Tensor) and gradients:
+            found[0].sum().backward(), wanted[0].sum().backward()
+            assert torch.equal(ours.grad, eager.grad)
+
+
+@pytest.mark.covers("F5c.9")
+def test_a_condition_on_sizes_of_which_nothing_is_known_is_returned() -> None:
+    compiled = torch.compile(lambda x: (x * 2, x.shape[0] > 4), backend="aotkit", options={"fallback": "error"})
+    for size in (5, 4):
+        x = normal(size, 2)
+        mark_unbacked(x, 0)
+        assert compiled(x)[1] is (size > 4)
+
+
+@pytest.mark.covers("F5c.9")
+def test_a_condition_on_sizes_of_which_nothing_is_known_as_a_number_is_refused_by_name() -> None:
+    compiled = torch.compile(CONDITIONS["factor"], backend="aotkit")
+    five, four = normal(5, 2), normal(4, 2)
+    mark_unbacked(five, 0), mark_unbacked(four, 0)
     with pytest.warns(aotkit.EagerFallback, match="a condition on dynamic sizes is used as a number"):
-        assert torch.equal(compiled(normal(5, 2)), normal(5, 2))
-    assert torch.equal(compiled(normal(4, 2)), 0 * normal(4, 2))
+        assert torch.equal(compiled(five), five)
+    assert torch.equal(compiled(four), 0 * four)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo of torch 2.11 looks at it where it breaks the graph
@@ -536,3 +609,20 @@ def test_integers_that_pass_64_bits_when_multiplied(run: Callable[[torch.Tensor,
     for n in (2**60 + 1, 2**62 + 1, -(2**62) - 1):
         with pytest.raises(SizeOverflowError, match="64 bits"):
             function(x, n)
+
+
+ARRAYS: dict[str, Callable[[Any], Any]] = {
+    "computed": lambda a: a * 2 + 1,
+    "reduced": lambda a: (a + a.shape[0]).sum(0),
+    "transposed": lambda a: a.T + 1,
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_numpy_have_the_sizes_that_they_are_called_with(name: str) -> None:
+    torch._dynamo.reset()
+    fn = ARRAYS[name]
+    run = torch.compile(fn, backend="aotkit", options={"fallback": "error"})
+    for size in (4, 5, 6, 3):
+        array = torch.arange(2.0 * size).reshape(size, 2).numpy()
+        torch.testing.assert_close(torch.from_numpy(run(array)), torch.from_numpy(fn(array)))

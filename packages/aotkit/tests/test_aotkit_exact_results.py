@@ -220,6 +220,40 @@ def test_buckets_without_boundaries_have_the_type_of_buckets():
     check(lambda x: [torch.bucketize(x, torch.empty(0)), torch.bucketize(x, torch.empty(0), out_int32=True)], x)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+def test_buckets_of_a_number_and_of_one_element(kind):
+    """torch computes both by reading an element, which no graph can. They were refused."""
+    bounds = torch.tensor([1, 4, 9], dtype=kind)
+    hows: list[dict[str, bool]] = [{}, {"right": True}, {"out_int32": True}]
+    check(lambda b: [torch.bucketize(x, b, **how) for how in hows for x in (0.5, 4, torch.tensor(4.0))], bounds)
+
+
+MADE_OF_NUMBERS: dict[str, Function] = {
+    "floats": lambda x: torch.Tensor([1.5, 2]) * x,
+    "tuple": lambda x: torch.Tensor((1, 2)) - x,
+    "nested": lambda x: torch.FloatTensor([[1, 2], [True, 4.5]]) * x,
+    "empty": lambda x: torch.Tensor([]).sum() + x,
+    "integers": lambda x: torch.LongTensor([3, 2**40]) + x.long(),
+    "bools": lambda x: torch.BoolTensor([1, 0]) & (x > 0),
+    "half": lambda x: torch.HalfTensor([1.1, 2]) + x,
+    "size": lambda x: torch.Tensor([x.shape[0], 3]) * x,
+    "written to": lambda x: torch.Tensor([1, 2]).add_(x),
+    "of sizes": lambda x: torch.zeros_like(torch.Tensor(2, 1)) + x,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", MADE_OF_NUMBERS)
+def test_tensors_that_the_older_constructors_make_of_numbers(name, dynamic):
+    """Dynamo leaves these calls in the graph. Such graphs ran eagerly."""
+    x = draw(2)
+    torch._dynamo.reset()
+    options = {"fallback": "error", "cache": False}
+    compiled = torch.compile(MADE_OF_NUMBERS[name], backend="aotkit", dynamic=dynamic, options=options)
+    for found, wanted in zip(observe(compiled, (x,)), observe(MADE_OF_NUMBERS[name], (x,)), strict=True):
+        assert found.dtype is wanted.dtype and torch.equal(found, wanted)
+
+
 def test_a_channel_shuffle_that_moves_nothing_has_memory_of_its_own():
     x = torch.randn(1, 1, 1, 1)
     check(lambda x: F.channel_shuffle(x, 1), x)

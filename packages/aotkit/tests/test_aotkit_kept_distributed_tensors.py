@@ -29,7 +29,7 @@ _spec.loader.exec_module(several_ranks)
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed"),
-    pytest.mark.skipif(RELEASE < (2, 12), reason="before torch 2.12 distributed tensors hold their mesh inside an object"),
+    pytest.mark.skipif(RELEASE < (2, 12), reason="before torch 2.12 such tensors hold their mesh inside an object"),
 ]
 if dist.is_available():
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -167,7 +167,7 @@ def test_rules_of_users_make_a_graph_uncacheable_unless_they_have_a_version(
     "name", ["Replicate()", "Shard(1)", "Shard(-1)", "Partial('avg')", "_StridedShard(1, split_factor=4)"]
 )
 def test_a_placement_is_read_back_as_it_was(name: str) -> None:
-    placement = eval(name)  # noqa: S307  # torch may have no distributed tensors where tests are collected
+    placement = eval(name)  # torch may have no distributed tensors where tests are collected
     found = decode_context(DTensor, encode_context(DTensor, (placement,)))
     assert found == (placement,) and type(found[0]) is type(placement)
 

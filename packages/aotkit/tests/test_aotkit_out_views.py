@@ -44,8 +44,16 @@ def types(x: Tensor) -> Tensor:
     return out
 
 
+def elements_that_are_read(x: Tensor) -> Tensor:
+    part, same = (x * 1).t()[1:].unbind(1)[1], x * 1
+    torch.mul(part, part, out=part)
+    torch.where(part > 9, -part, part, out=part)
+    torch.add(same[1], part.sum(), out=same[1])
+    return same + part.sum()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("fn", [sums_behind_a_zero, rows, columns, rows_of_the_argument, types])
+@pytest.mark.parametrize("fn", [sums_behind_a_zero, rows, columns, rows_of_the_argument, types, elements_that_are_read])
 def test_results_are_written_to_the_view(fn: Function, dynamic: bool) -> None:
     run = torch.compile(fn, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})
     given, twin = (torch.arange(16.0).view(4, 4) - 7 for _ in range(2))
@@ -65,7 +73,7 @@ def of_another_type(x: Tensor) -> Tensor:
 
 def that_is_read(x: Tensor) -> Tensor:
     out = x * 1
-    torch.mul(out[0], 2, out=out[0])
+    torch.cumsum(out[0], 0, out=out[0])
     return out
 
 
@@ -75,6 +83,36 @@ def test_views_that_may_not_fit_are_left_to_eager_mode(fn: Function) -> None:
     with pytest.warns(aotkit.EagerFallback, match="is a view"):
         found = torch.compile(fn, backend="aotkit")(x)
     torch.testing.assert_close(found, fn(x), rtol=0, atol=0)
+
+
+def test_a_view_that_is_read_in_another_order_is_refused_as_in_eager_mode() -> None:
+    def fn(x: Tensor) -> Tensor:
+        out = x * 1
+        return torch.mul(out[1:], 2, out=out[:-1])
+
+    x = torch.arange(16.0).view(4, 4)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        fn(x)
+    with (
+        pytest.warns(aotkit.EagerFallback, match="is a view"),
+        pytest.raises(RuntimeError, match="refer to a single memory location"),
+    ):
+        torch.compile(fn, backend="aotkit")(x)
+
+
+def test_each_of_several_results_keeps_the_strides_of_its_out_argument() -> None:
+    def fn(x: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        torch.sort(x, 1, out=(values, places))
+        return values * 2, places + 1
+
+    def out() -> tuple[Tensor, Tensor]:
+        return torch.zeros(4, 3).t(), torch.zeros(4, 6, dtype=torch.int64).t()[::2]
+
+    x = torch.randn(3, 4)
+    given, twins = out(), out()
+    found, wanted = torch.compile(fn, backend="aotkit", options={"fallback": "error"})(x, *given), fn(x, *twins)
+    torch.testing.assert_close((*found, *given), (*wanted, *twins), rtol=0, atol=0)
+    assert [t.stride() for t in (*found, *given)] == [t.stride() for t in (*wanted, *twins)]
 
 
 def test_gradients_are_refused_as_in_eager_mode() -> None:

@@ -252,6 +252,14 @@ def test_sizes_that_the_code_is_not_right_for_are_named_at_compile_time_and_in_c
     with pytest.warns(UserWarning, match="sizes of 2 to 8 without 3, 5, 7 in dimension 0 of x"):
         assert narrowed({"d0": (1, 9)}, [["==", ["%", "d0", 2], 0]], arguments) == {"d0": (2, 8)}
     assert narrowed({"d0": (1, None)}, [["!=", "d0", 1]], arguments) == {"d0": (2, None)}
+    multiples = [["==", ["%", "d0", 4], 0]]
+    with pytest.warns(UserWarning, match="sizes of 4 or more without 5, 6, 7"):
+        assert narrowed({"d0": (1, None)}, multiples, arguments) == {"d0": (4, None)}
+    with pytest.warns(UserWarning, match="sizes of 4 to 9996 without"):
+        assert narrowed({"d0": (1, 9999)}, multiples, arguments) == {"d0": (4, 9996)}
+    divides = [["==", ["%", "d0", ["//", "d0", 4]], 0]]
+    with pytest.warns(UserWarning, match="sizes of 4 to 8 in"):
+        assert narrowed({"d0": (1, 9)}, divides, arguments) == {"d0": (4, 8)}
     assert relation_text(["==", ["%", "d0", 2], ["max", "d1", 0]], arguments) == (
         "((dimension 0 of x % 2) == max(dimension 0 of y, 0))"
     )
@@ -496,3 +504,37 @@ def test_a_lazily_conjugated_view_of_another_weight_is_refused(tmp_path: Path) -
     x = torch.randn(4, dtype=torch.complex64)
     with pytest.raises(aotkit.PackageError, match="weight view is lazily conjugated or negated and shares memory"):
         aotkit.aot_compile(Shared(), (x,), tmp_path / "file")
+
+
+class Related(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, y[1:]]).view(-1, 2) + z
+
+
+def test_sizes_that_the_program_relates_to_each_other(tmp_path: Path) -> None:
+    """Declared by ``Dim.AUTO``: torch replaces the size of one input by that of another where they have to be equal."""
+    sizes = [(4, 5, (4, 2)), (7, 8, (7, 2)), (2500, 2501, (2500, 2))]
+    x, y, z = (torch.randn(size) for size in sizes[0])
+    program = export(Related(), (x, y, z), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "joined.aotkit"))
+    for x, y, z in ([torch.randn(size) for size in given] for given in sizes):
+        torch.testing.assert_close(loaded(x, y, z), Related()(x, y, z), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="package was compiled for sizes with"):
+        loaded(torch.randn(7), torch.randn(8), torch.randn(6, 2))
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        def small(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(torch.sym_not(x.shape[0] > 2), lambda x: x.exp(), lambda x: x.sin(), [x])
+
+        return torch.cond(x.shape[0] > 4, lambda x: x.cos() + 3, small, [x]), x.shape[0] == 6
+
+
+def test_conditions_on_sizes_are_asked_in_each_call(tmp_path: Path) -> None:
+    """They choose between branches, and are returned; they were false, and ``None``."""
+    program = export(Branching(), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("n", min=2)},))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "branching.aotkit"))
+    for size in (2, 4, 5, 6):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(loaded(x), Branching()(x))

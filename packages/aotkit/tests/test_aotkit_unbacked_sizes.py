@@ -216,3 +216,22 @@ ROOTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_floats_that_depend_on_sizes(name: str) -> None:
     calls = [(torch.linspace(-1, 1, n * 4, dtype=torch.float64).view(n, 4).requires_grad_(),) for n in (5, 9, 2)]
     assert assert_like_eager(ROOTS[name], *calls, dynamic=True) == 1
+
+
+@whole_graphs
+@pytest.mark.parametrize(
+    "read", [lambda x, mask: x[mask], lambda x, mask: mask.nonzero(), lambda x, mask: x[: mask.sum().item()] * 2]
+)
+def test_sizes_that_depend_on_data_beside_arguments_that_share_memory(read: Callable[..., Any]) -> None:
+    def fn(x: torch.Tensor, mask: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        found = read(x, mask)
+        a.add_(1)
+        return found, b * 2, read(x, mask)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="aotkit", fullgraph=True, options={"fallback": "error"})
+    for mask in (torch.tensor([True, False, True]), torch.tensor([True, True, True])):
+        rows, theirs = torch.ones(2, 3), torch.ones(2, 3)
+        got = compiled(torch.arange(3.0), mask, rows[0], rows[0])
+        want = fn(torch.arange(3.0), mask, theirs[0], theirs[0])
+        torch.testing.assert_close((*got, rows), (*want, theirs))

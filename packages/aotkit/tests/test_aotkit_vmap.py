@@ -95,6 +95,23 @@ def test_many_backwards_at_once_are_run_operator_by_operator(name: str) -> None:
     torch.testing.assert_close(got, want.reshape(got.shape))
 
 
+def test_a_backward_inside_of_a_transform_is_run_operator_by_operator() -> None:
+    """Gradients that ``grad`` and ``vjp`` of torch.func wrap have no memory for kernels, as those under ``vmap``."""
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x.sin() * x, backend="aotkit", options={"cache": False, "fallback": "error"})
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    y, tangent = run(x), torch.ones(5)
+
+    def weighted(tangent: torch.Tensor) -> torch.Tensor:
+        return (torch.autograd.grad(y, x, tangent, retain_graph=True)[0] * tangent).sum()
+
+    want = (x.sin() + x * x.cos()).detach()
+    torch.testing.assert_close(torch.func.grad(weighted)(tangent), want)
+    value, pullback = torch.func.vjp(weighted, tangent)
+    torch.testing.assert_close((value, pullback(torch.tensor(2.0))[0]), (want.sum(), 2 * want))
+    torch.testing.assert_close(torch.vmap(torch.func.grad(weighted))(tangent.expand(2, 5)), want.expand(2, 5))
+
+
 def test_gradients_of_many_backwards_at_once_are_refused() -> None:
     torch._dynamo.reset()
     run = torch.compile(lambda x: x.sin() ** 2, backend="aotkit", options={"cache": False, "fallback": "error"})

@@ -62,6 +62,7 @@ STEPS: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "shape and back": (lambda x: x.t_().t_(), 2),
     "shape and a write": (lambda x: x.t_().add_(1), 2),
     "list": (lambda x: torch._foreach_add_([x], 1.0), 1),
+    "list by name": (lambda x: torch._foreach_add_(self=[x], scalar=1.0), 1),
     "nothing": (lambda x: x + 1, 0),
 }
 
@@ -236,6 +237,8 @@ def test_a_view_behind_a_hook_has_the_gradient_of_the_hook(same_as_eager: Check,
     "write",
     [
         lambda a, b: torch._foreach_add_([a, b], [b, a]),
+        lambda a, b: torch._foreach_add_([a, b], other=[b, a]),
+        lambda a, b: torch._foreach_mul_(self=[a, b], other=[b, a]),
         lambda a, b: torch._foreach_copy_([a[1:], b], [b[1:], a]),
         lambda a, b: torch._foreach_mul_([a, b], a[0]),
         lambda a, b: torch._foreach_addcmul_([a, b], [b, b], [b, a[2]]),
@@ -258,6 +261,21 @@ def test_lists_are_written_to_where_what_is_read_is_as_it_was(
 
     inputs = analyze(fn, [torch.randn(3), torch.randn(3)], layer=layer).inputs
     assert [i.mutation for i in inputs] == [MutationKind.DATA, MutationKind.NONE]
+
+
+def test_an_operator_that_writes_to_a_list_and_to_a_tensor_counts_no_write(layer: FunctionalLayer) -> None:
+    def fn(x: Tensor, found: Tensor, scale: Tensor) -> list[Tensor]:
+        torch._amp_foreach_non_finite_check_and_unscale_([x], found, scale)
+        return []
+
+    def make() -> list[Tensor]:
+        return [torch.randn(3), torch.zeros(1), torch.tensor(0.5)]
+
+    given = make()
+    fn(*given)
+    inputs = analyze(fn, make(), layer=layer).inputs
+    assert [i.mutation for i in inputs] == [MutationKind.DATA, MutationKind.DATA, MutationKind.NONE]
+    assert [i.version_steps for i in inputs] == [x._version for x in given]
 
 
 PARTS: dict[str, Callable[[Tensor], Any]] = {

@@ -35,13 +35,14 @@ from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from aotkit_functionalize import lazy_bits
+from aotkit_functionalize import Unsupported, lazy_bits
 
 from ._kept_calls import drop_dead_code, keep_checks
 from ._untold_sizes import make_sizes_in_pairs
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
+    "called_name",
     "current_tracer",
     "current_tracer_or_none",
     "drop_dead_code",
@@ -74,6 +75,7 @@ __all__ = [
     "track",
     "untraced",
     "unwatched",
+    "with_known_condition",
     "with_known_float",
     "without_autocast",
     "without_compiled_autograd",
@@ -162,10 +164,20 @@ def current_tracer_or_none() -> Any:
     return None if mode is None else mode.tracer
 
 
+def forget_sizes() -> None:
+    """Fake tensors remember the sizes that depend on their data (``nonzero``); a graph that is run once more over the
+    same fakes makes them anew, so that they can be bound once more."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is not None:
+        mode.epoch += 1
+
+
 def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
     """The sizes that depend on data, which ``node`` has made anew, are those Dynamo has made for it before."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert mode is not None, "no fake mode is active"
+    for symbol in node.meta["unbacked_bindings"]:
+        _refuse_size_of_an_input(symbol, mode.shape_env.replace(symbol), mode.shape_env)
     rebind_unbacked(mode.shape_env, node, result)
     tracer = current_tracer_or_none()
     if tracer is None:
@@ -176,6 +188,16 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
         renamed = mode.shape_env.replace(symbol)
         if renamed.is_symbol:
             known.setdefault(renamed, known[symbol])
+
+
+def _refuse_size_of_an_input(symbol: Any, settled: Any, shape_env: Any) -> None:
+    symbols = settled.free_symbols
+    if symbols and settled is not symbol and not any(map(shape_env.is_unbacked_symint, symbols)):
+        raise Unsupported(
+            f"a number that depends on data is said to be the dynamic size {settled} of an input",
+            "torch writes that size in its place, also in the check, which would compare it with itself",
+            "Check it against a size that is fixed, or leave the check out",
+        )
 
 
 def symbols_of(sizes: Iterable[Any]) -> set[Any]:
@@ -207,6 +229,11 @@ def with_known_float(value: Any) -> Any:
     if not any(symbol_is_type(symbol, SymT.FLOAT) for symbol in value.node.expr.free_symbols):
         return value
     return int(value) if isinstance(value, torch.SymInt) else bool(value)
+
+
+def with_known_condition(value: Any) -> Any:
+    """A condition on sizes as a plain bool, under a guard; anything else as it is."""
+    return bool(value) if isinstance(value, torch.SymBool) and value.node.has_hint() else value
 
 
 def record_now(values: Iterable[Any]) -> None:
@@ -348,6 +375,14 @@ def record_operator(
         result = fake_result()
     track(result, tracer.create_proxy("call_function", op, proxies, named), tracer)
     return result
+
+
+def called_name(node: torch.fx.Node) -> str:
+    """What a node calls, by the name that functions, methods and all overloads of an operator of torch's share."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        target = target.overloadpacket
+    return str(getattr(target, "__name__", target))
 
 
 def lift_constant(value: torch.Tensor) -> torch.Tensor:

@@ -301,11 +301,11 @@ def _node_may_write(node: Node) -> bool:
         return "mutation" in target.name()
     if node.op == "call_module":
         return True
+    name = compat.called_name(node)
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
+        return target._schema.is_mutable or name in HIDDEN_WRITERS
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
-    name = str(getattr(target, "__name__", target))
+        return any(getattr(target, one)._schema.is_mutable for one in target.overloads()) or name in HIDDEN_WRITERS
     if getattr(target, "__module__", "") == "_operator":  # iadd, setitem
         return name.startswith("i") or name == "setitem"
     option = any(value is True for value in (*node.args, node.kwargs.get("inplace"))) or "out" in node.kwargs

@@ -110,7 +110,9 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     log_sigmoid = functools.partial(_log_sigmoid, table.get(aten.log_sigmoid_forward.default))
     into = {op: functools.partial(_scattered, op, table.get(op)) for op in _SCATTERS}
     rows = functools.partial(_gradient_of_log_softmax, table.get(_LOG_SOFTMAX))
-    return {**table, **mine, **into, aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows}
+    outer = functools.partial(_outer, table.get(aten.addr.default))
+    others = {aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows, aten.addr.default: outer}
+    return {**table, **mine, **into, **others}
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +174,26 @@ def _gradient_of_log_softmax(decompose: Callable[..., Any] | None, *args: Any) -
     if decompose is not None:
         return decompose(*args).contiguous()
     return compat.record_operator(_LOG_SOFTMAX, args, lambda: _LOG_SOFTMAX(*args).contiguous())
+
+
+def _outer(decompose: Callable[..., Any] | None, x: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    """``addr``: eager mode lays its result out by ``x`` even where ``beta`` is 0 and torch's fake kernel forgets it."""
+    layouts = [_layout(value) for value in (x, a.unsqueeze(1), b)]
+    known = [layout for layout in layouts if layout is not None]
+    if kwargs.get("beta", 1) != 0 or len(known) < len(layouts):
+        return NotImplemented if decompose is None else decompose(x, a, b, **kwargs)
+    wanted = elementwise_strides(known)
+    if decompose is not None:
+        result = decompose(x, a, b, **kwargs)
+        if result is NotImplemented or result.stride() == wanted:
+            return result
+        return aten.copy.default(result.new_empty_strided(result.shape, wanted), result)
+
+    def fake() -> Any:
+        value = aten.addr.default(x, a, b, **kwargs)
+        return value if value.stride() == wanted else value.new_empty_strided(value.shape, wanted)
+
+    return compat.record_operator(aten.addr.default, (x, a, b), fake, kwargs)
 
 
 def _scattered(op: Any, decompose: Callable[..., Any] | None, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 from aotkit_functionalize import Unsupported
 
 from ._torch_compat import drop_dead_code
+from .known_conditions import know_conditions
 from .lazy_bits import bits_to_operators
 from .record import Recording
 from .runtime_checks import add_runtime_checks
@@ -43,6 +44,7 @@ def finish(recording: Recording, promises: ShapeEnv | None = None, *, keep_bits:
     if not keep_bits:
         bits_to_operators(module)
     recording.metadata = replace(metadata, repeated_outputs=repeated_outputs(graph, metadata.num_forward_outputs))
+    know_conditions(module)
     drop_dead_code(graph)
     complete_values(graph)
     name_placeholders(graph, joint=metadata.is_training)

@@ -56,6 +56,7 @@ class GraphFunction:
 
     def __call__(self, *flat_args: Any) -> Any:
         args = flat_args if self.arguments is None else self.arguments(flat_args)
+        compat.forget_sizes()
         with compat.preserve_node_meta():
             return _Runner(self.graph).run(*args)
 
@@ -72,8 +73,7 @@ class GraphFunction:
             return True
         if not any(is_checkpoint(n) for n in all_nodes(self.graph)):
             return False
-        names = [str(getattr(n.target, "__name__", n.target)) for n in all_nodes(self.graph)]
-        return any("dropout" in name for name in names)
+        return any("dropout" in compat.called_name(n) for n in all_nodes(self.graph))
 
 
 def _writes_hidden(graph: Any, node: torch.fx.Node) -> bool:
@@ -84,10 +84,8 @@ def _writes_hidden(graph: Any, node: torch.fx.Node) -> bool:
     """
     if is_checkpoint(node):
         body = getattr(graph, str(cast(torch.fx.Node, node.args[0]).target))
-        return any(
-            n.op == "call_module" or getattr(n.target, "__name__", "") in HIDDEN_WRITERS for n in all_nodes(body)
-        )
-    return node.op == "call_module" or getattr(node.target, "__name__", "") in HIDDEN_WRITERS
+        return any(n.op == "call_module" or compat.called_name(n) in HIDDEN_WRITERS for n in all_nodes(body))
+    return node.op == "call_module" or compat.called_name(node) in HIDDEN_WRITERS
 
 
 def _attribute(node: torch.fx.Node) -> Any:
@@ -103,7 +101,7 @@ def _needs_mode(node: torch.fx.Node) -> bool:
         return True  # see Note [Subclasses need the mode]
     if isinstance(target, torch._ops.HigherOrderOperator):
         return not is_checkpoint(node)
-    if getattr(target, "__name__", "") in _WRITERS_IN_THE_BACKWARD:
+    if compat.called_name(node) in _WRITERS_IN_THE_BACKWARD:
         return True
     overloads: list[Any] = []
     if isinstance(target, torch._ops.OpOverload):
@@ -117,7 +115,7 @@ def _needs_mode(node: torch.fx.Node) -> bool:
 def _is_one_hot(node: torch.fx.Node) -> bool:
     """Whether the node is ``one_hot`` of a known number of classes, which looks at the elements only to refuse them."""
     classes = node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes", -1)
-    return getattr(node.target, "__name__", "") == "one_hot" and isinstance(classes, int) and classes > 0
+    return compat.called_name(node) == "one_hot" and isinstance(classes, int) and classes > 0
 
 
 def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
@@ -130,6 +128,21 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
         return empty.scatter(-1, tensor.unsqueeze(-1), 1)
 
     return one_hot(*args, **kwargs)
+
+
+def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
+    """Whether the node is ``torch.Tensor([1, 2])`` or its like: torch's tracer isn't told of what these make."""
+    legacy = node.target is torch.Tensor or isinstance(node.target, type(torch.LongTensor))
+    if not legacy or len(node.args) != 1 or node.kwargs:
+        return False
+    (data,) = node.args
+    numbers = not any(isinstance(used.meta.get("example_value"), torch.Tensor) for used in node.all_input_nodes)
+    return isinstance(data, list | tuple) and not isinstance(data, torch.Size) and numbers
+
+
+def _tensor_of_numbers(kind: Any, args: Any) -> torch.Tensor:
+    (data,) = args
+    return torch.tensor(data, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
 
 
 def _in_float32(target: Any, args: Any, kwargs: Any) -> torch.Tensor:
@@ -189,7 +202,9 @@ class _Runner(torch.fx.Interpreter):
             return self._run_region(n)
         if _is_one_hot(n):
             return _one_hot(*self.fetch_args_kwargs_from_env(n))
-        if getattr(n.target, "__name__", "") in _CANCELLING:
+        if _makes_tensor_of_numbers(n):
+            return _tensor_of_numbers(n.target, self.fetch_args_kwargs_from_env(n)[0])
+        if compat.called_name(n) in _CANCELLING:
             return _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
         return self._run_known(n)
 
@@ -213,7 +228,7 @@ class _Runner(torch.fx.Interpreter):
             self.env.update({used: number for used, number in given.items() if compat.is_zero(self.env[used])})
 
     def _run_with_known(self, n: torch.fx.Node, numbers: list[torch.fx.Node]) -> Any:
-        if numbers and getattr(n.target, "__name__", n.target) in _POWERS:
+        if numbers and compat.called_name(n) in _POWERS:
             # The derivative compares the exponent with 0, in C++.
             self.env.update({used: compat.known(self.env[used]) for used in numbers if used is not n.args[0]})
         if not any(isinstance(self.env[used], torch.SymFloat) for used in numbers):

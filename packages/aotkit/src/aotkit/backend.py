@@ -24,6 +24,7 @@ from .driver.ranks import RankCheck
 from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
+from .frontend.drawn_floats import take_drawn_floats
 from .frontend.inputs import (
     accumulates_gradients,
     attribute_tensors,
@@ -109,9 +110,11 @@ def compile_graph_module(
     if not options.capture:
         return gm
     put_full_collections_off_while_tracing()  # of the next graphs: `torch._dynamo.reset` forgets who asked before
-    if is_saved_by_torch(gm):
-        return _compile_to_save(_prepared(gm), example_inputs, options, recorder, passes)
     kept_as = name_in_torchs_cache(gm)
+    saved = is_saved_by_torch(gm)
+    gm, example_inputs = take_drawn_floats(gm, example_inputs)
+    if saved:
+        return _compile_to_save(_prepared(gm), example_inputs, options, recorder, passes)
     try:
         gm = _prepared(gm)
         if has_lists(example_inputs) or accumulates_gradients(gm):

@@ -16,6 +16,7 @@ from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
 from .masked_writes import without_unknown_sizes
+from .named_arguments import by_position
 from .overlap import definitely_disjoint, repeats_memory
 from .pending_gradients import HALF_SPECTRA, settle_gradient
 from .random_writes import as_eager_draws, check_normal
@@ -29,6 +30,9 @@ __all__ = ["RefuseWrongWrites"]
 _NO_WRITES = RESHAPES | {"as_strided_", "detach_", "requires_grad_"}
 
 _LAYOUTS = RESHAPES | STRIDE_DEPENDENT | EXPANSIONS | {"unfold"}
+
+# Whose further arguments are looked at.
+_BY_POSITION = frozenset(("addbmm_", "bernoulli", "index_put_", "resize_", "resize_as_"))
 
 # Their numbers may depend on how the result lies in memory, see Note [Random numbers and memory].
 _DRAW_BY_LAYOUT = frozenset(("normal", "bernoulli", "multinomial"))
@@ -58,6 +62,8 @@ class RefuseWrongWrites(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
+        if kwargs and (name in _LAYOUTS or name in _AS_VIEWS or name in _BY_POSITION):
+            args, kwargs = by_position(name, args, kwargs)
         layouts = self.storages.layouts
         doubtful = layouts.stale or layouts.moved or layouts.outside or layouts.reshaped
         if doubtful and not layouts.finished and not name.startswith("__get__"):
@@ -71,7 +77,7 @@ class RefuseWrongWrites(TorchFunctionMode):
         out = (kwargs or {}).get("out")
         # Functions of torch.nn.functional come here themselves; what they call does not.
         in_place = _is_in_place(name) or (kwargs or {}).get("inplace") is True
-        target = args[0] if args and in_place else out
+        target = _first(args, kwargs or {}) if in_place else out
         if not isinstance(target, torch.Tensor):
             if isinstance(target, list | tuple):
                 return self._write_to_lists(name, func, args, kwargs or {})
@@ -116,9 +122,10 @@ class RefuseWrongWrites(TorchFunctionMode):
     def _write_to_lists(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """In-place operators on lists: functionalization leaves the version counters of the members where they are."""
         before = {}
-        written = _written_lists(name)
-        for position in written:
-            for target in args[position] if position < len(args) else ():
+        written = _written_arguments(name)
+        lists = _values_of(written, args, kwargs)
+        for members in lists:
+            for target in members:
                 if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
                     continue
                 _refuse_expanded(target)
@@ -126,12 +133,25 @@ class RefuseWrongWrites(TorchFunctionMode):
                 before[id(target)] = (target, target._version)
         _refuse_overlap([target for target, _ in before.values()], name)
         read = [value for k, value in enumerate(args) if k not in written]
-        for position in written if len(before) > 1 else ():
-            _refuse_read_later(args[position] if position < len(args) else (), [*read, *kwargs.values()], name)
-        result = func(*args, **kwargs)
-        still = [target for target, version in before.values() if target._version == version]
-        torch.autograd.graph.increment_version(still)
+        read += [value for key, value in kwargs.items() if key not in written.values()]
+        for members in lists if len(before) > 1 else ():
+            _refuse_read_later(members, read, name)
+        result = self._write_to_results(kwargs.get("out"), func, args, kwargs)
+        if name.startswith("_foreach_"):  # eager mode counts no writes of the others, of fused optimizers among them
+            still = [target for target, version in before.values() if target._version == version]
+            torch.autograd.graph.increment_version(still)
         return result
+
+    def _write_to_results(self, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a function that is given several tensors as ``out=``, each of which keeps its strides."""
+        targets = [t for t in out or () if isinstance(t, torch.Tensor)]
+        targets = [t for t in targets if compat.is_inner_wrapper(compat.inner_wrapper(t))]
+        for target in targets:
+
+            def func(*args: Any, _write: Any = func, _target: Any = target, **kwargs: Any) -> Any:
+                return self.storages.layouts.write(_target, _write, args, kwargs, other_layout=True)
+
+        return func(*args, **kwargs)
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if name in HALF_SPECTRA:
@@ -238,14 +258,15 @@ def _refuse_read_later(targets: Any, read: list[Any], name: str) -> None:
 
 def _result_for_view(name: str, func: Any, target: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """What ``func`` gives without its ``out``, a view, if copying that into the view is what eager mode does: it has
-    the view's sizes and type, nothing that is read is in the same memory, and no gradient is wanted."""
+    the view's sizes and type, nothing else that is read is in the same memory, and no gradient is wanted. The view's
+    own elements may be read where each is read before it is written (``torch.mul(part, 2, out=part)``)."""
     rest = {key: value for key, value in kwargs.items() if key != "out"}
     read = [value for value in pytree.tree_leaves((args, rest)) if isinstance(value, torch.Tensor)]
     if not read or name in _DRAW_BY_LAYOUT or isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return None
     if torch.is_grad_enabled() and any(value.requires_grad for value in (target, *read)):
         return None  # eager mode refuses it
-    if any(_may_overlap(target, value) for value in read):
+    if any(_may_overlap(target, v) and not (_is_pointwise(name) and _are_same_elements(target, v)) for v in read):
         return None
     result = func(*args, **rest)
     if not isinstance(result, torch.Tensor) or (result.dtype, result.device) != (target.dtype, target.device):
@@ -267,15 +288,43 @@ def _may_overlap(a: Any, b: Any) -> bool:
     return not definitely_disjoint(*map(compat.unwrap_inner, wrappers))
 
 
+def _are_same_elements(a: Any, b: Any) -> bool:
+    """Whether two tensors of one storage certainly have the same element at each index."""
+    if a.dtype != b.dtype or a.dim() != b.dim():
+        return False
+    places = [
+        (*t.shape, *t.stride(), t.storage_offset())
+        for t in (compat.unwrap_inner(compat.inner_wrapper(a)), compat.unwrap_inner(compat.inner_wrapper(b)))
+    ]
+    return all(compat.is_known(place == other) for place, other in zip(*places, strict=True))
+
+
 @lru_cache(maxsize=256)
-def _written_lists(name: str) -> tuple[int, ...]:
-    """Positions of the list arguments that an operator such as ``_foreach_add_`` or ``_fused_adam_`` writes to."""
+def _is_pointwise(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(torch.Tag.pointwise in getattr(packet, k).tags for k in packet.overloads())
+
+
+@lru_cache(maxsize=256)
+def _written_arguments(name: str) -> dict[int, str]:
+    """Positions and names of what an operator on lists (``_foreach_add_``, ``_fused_adam_``) writes to."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
-        return ()
-    schema = getattr(packet, packet.overloads()[0])._schema
-    aliases = [argument.alias_info for argument in schema.arguments]
-    return tuple(k for k, info in enumerate(aliases) if info is not None and info.is_write)
+        return {}
+    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
+    infos = [argument.alias_info for argument in arguments]
+    return {k: arguments[k].name for k, info in enumerate(infos) if info is not None and info.is_write}
+
+
+def _values_of(written: dict[int, str], args: Any, kwargs: Any) -> list[list[Any]]:
+    """A list for each of these arguments: of one where it is a tensor (``found_inf`` of a gradient scaler)."""
+    found = [args[k] if k < len(args) else kwargs.get(name, ()) for k, name in written.items()]
+    return [list(value) if isinstance(value, list | tuple) else [value] for value in found]
+
+
+def _first(args: Any, kwargs: Any) -> Any:
+    """What an in-place function writes to."""
+    return args[0] if args else kwargs.get("input", kwargs.get("self"))
 
 
 def _is_in_place(name: str) -> bool:

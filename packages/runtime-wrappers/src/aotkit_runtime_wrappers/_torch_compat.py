@@ -20,7 +20,7 @@ __all__ = [
     "fast_apply",
     "forward_ad",
     "graph_is_kept",
-    "is_batched",
+    "is_transformed",
     "lazy_backward_info",
     "move_versions",
     "profiler",
@@ -136,7 +136,9 @@ def recorded_tangents() -> Sequence[Any] | None:
     return None
 
 
-def is_batched(value: torch.Tensor | None) -> bool:
-    """Whether a tensor stands for many, as in ``vmap`` or in autograd's own older one."""
+def is_transformed(value: torch.Tensor | None) -> bool:
+    """Whether a tensor is one that ``torch.func`` (or autograd's own older ``vmap``) computes with, without memory."""
     functions = torch._C._functorch
-    return value is not None and bool(functions.is_batchedtensor(value) or functions.is_legacy_batchedtensor(value))
+    return value is not None and bool(
+        functions.is_functorch_wrapped_tensor(value) or functions.is_legacy_batchedtensor(value)
+    )

@@ -112,7 +112,7 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     if several:
         out.add(f"missing = ({', '.join(f'{t} is None' for t in in_order)})")
     foreign = f"return _with_foreign_tangents(ctx, [{', '.join(in_order)}], {'missing' if several else '()'})"
-    out.add(f"if {' or '.join(f'_is_batched({t})' for t in tangents)}:")
+    out.add(f"if {' or '.join(f'_is_transformed({t})' for t in tangents)}:")
     out.add(foreign, 2)
     if several:
         out.add("grad = _is_grad_enabled()")

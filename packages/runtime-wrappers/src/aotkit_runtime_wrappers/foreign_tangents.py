@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch_compat import autocast_enabled, is_batched
+from ._torch_compat import autocast_enabled, is_transformed
 from .boxed import BoxedCallable
 from .contract import SubclassBoundary
 from .dims import evaluate_all
@@ -34,15 +34,15 @@ BackwardGraph = torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]
 
 
 def is_foreign(tangent: Tensor) -> bool:
-    """Whether :func:`take_tangent` gave back a wrapper, or a gradient of many backwards."""
+    """Whether :func:`take_tangent` gave back a wrapper, or a gradient inside of a transform."""
     if type(tangent) is Tensor:
-        return is_batched(tangent)
+        return is_transformed(tangent)
     return hasattr(tangent, "__tensor_flatten__")
 
 
 def take_tangent(tangent: Tensor, position: int, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """:func:`.coerce_tangent`, but wrappers that do not convert themselves, and what stands for many, stay as is."""
-    if is_batched(tangent):
+    """:func:`.coerce_tangent`, but wrappers that do not convert themselves, and what a transform wraps, stay as is."""
+    if is_transformed(tangent):
         return tangent
     try:
         return coerce_tangent(tangent, position, sizes, strides)
@@ -64,11 +64,12 @@ def with_foreign_tangents(
         symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
         given = filled(call, tangents, symbols)
         refuses = graph is None or call.backward_mutated_inputs or torch.is_grad_enabled()
-        if refuses and any(map(is_batched, given)):
+        if refuses and any(map(is_transformed, given)):
             raise MetadataMismatchError(
                 "the gradients of a compiled graph are those of many backwards at once (is_grads_batched, vectorize), "
-                "and it draws random numbers, writes to memory in its backward, or a gradient of these is wanted; "
-                "compute them one after the other"
+                "or of one inside of a transform of torch.func, and it draws random numbers, writes to memory in its "
+                "backward, or a gradient of these is wanted; "
+                "compute them one after the other, or compile the function that transforms"
             )
         for number, spec in enumerate(call.tangents):
             tangent = given[number]

@@ -73,8 +73,8 @@ def _group(name: str) -> Any:
 def state_of_distributed_tensors(values: Sequence[Any], graph: str, allowed: Mapping[str, str]) -> dict[str, Any]:
     """What of torch's state decides how operators on distributed tensors are traced.
 
-    Nothing, unless the graph's inputs ``values`` or its text have some. ``allowed``: see ``Options.cacheable``. Raises :class:`Uncacheable` where operators are
-    spread by rules of a user's.
+    Nothing, unless the graph's inputs ``values`` or its text have some. ``allowed``: see ``Options.cacheable``.
+    Raises :class:`Uncacheable` where operators are spread by rules of a user's.
     """
     if next(meshes_of(values), None) is None and "torch.distributed.tensor" not in graph:
         return {}
@@ -84,8 +84,8 @@ def state_of_distributed_tensors(values: Sequence[Any], graph: str, allowed: Map
     dispatcher = DTensor._op_dispatcher
     if theirs := next(_rules_of_users(dispatcher, allowed), None):
         raise Uncacheable(
-            f"distributed tensors are spread by a rule of the user's for {theirs}, whose code no version of torch names; "
-            "list the operator in the option 'cacheable' with a version of your own"
+            f"distributed tensors are spread by a rule of the user's for {theirs}, whose code no version of torch "
+            "names; list the operator in the option 'cacheable' with a version of your own"
         )
     tracker = _random._rng_tracker
     return {

@@ -104,15 +104,19 @@ def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
 def guards_of(shape_env: Any, names: Names) -> list[Any]:
     """Every fact noted about the symbols in ``names``. Raises :class:`Uncacheable` where one has no stored form.
 
+    A symbol that torch has replaced by an expression, since two sizes were found equal, is none of an input's any more.
     What was noted about sizes that depend on data is no guard: the compiled graph checks it whenever it runs.
     """
     if shape_env is None or not names.numbers:
         return []
     found = []
     for guard in shape_env.guards:
-        symbols = {str(symbol) for symbol in guard.expr.free_symbols}
-        if symbols & names.numbers.keys():
-            found.append(tree_of(guard.expr, names.numbers))
+        expr, symbols = guard.expr, {str(symbol) for symbol in guard.expr.free_symbols}
+        if not symbols & names.numbers.keys():
+            continue
+        if not symbols <= names.numbers.keys():
+            expr = shape_env.replace(expr)
+        found.append(tree_of(expr, names.numbers))
     return [json.loads(text) for text in dict.fromkeys(map(_text, found))]
 
 
@@ -134,7 +138,10 @@ def ranges_of(shape_env: Any, names: Names) -> dict[str, tuple[str, str]]:
 
 def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
     """Whether the facts hold for these values of the symbols (plain numbers)."""
-    return all(evaluate(guard, values) for guard in guards)
+    try:
+        return all(evaluate(guard, values) for guard in guards)
+    except ZeroDivisionError:  # what divides by a size holds for sizes of which it can be computed
+        return False
 
 
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:

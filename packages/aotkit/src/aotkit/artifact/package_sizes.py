@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from .._notices import warn_user
@@ -71,10 +72,15 @@ def narrowed(
         last = low + _MOST if high is None else min(high, low + _MOST)
         accepted = [size for size in range(low, last + 1) if guards_hold(own, {symbol: size})]
         begin, end = (accepted[0], accepted[-1]) if accepted else (low, last)
-        to_the_end = end == last and (high is None or guards_hold(own, {symbol: high}))
-        result[symbol] = (begin, high if to_the_end else end)
+        # Multiples of a number, say, go on to the end though the last size is none of them.
+        apart = max((after - before for before, after in pairwise(accepted)), default=1)
+        goes_on = last - end < apart
+        if goes_on and high is not None:
+            behind = range(high, max(low - 1, high - apart), -1)
+            end = next((size for size in behind if guards_hold(own, {symbol: size})), end)
+        result[symbol] = (begin, None if goes_on and high is None else end)
         missing = [size for size in range(low, last + 1) if size not in set(accepted)]
-        if (missing or not to_the_end) and not (high is None and to_the_end and missing == [1]):
+        if (missing or result[symbol][1] != high) and not (high is None and goes_on and missing == [1]):
             warn_user(_warning(place(symbol, arguments), (low, high), result[symbol], missing), UserWarning)
     return result
 

@@ -21,7 +21,7 @@ from aotkit_runtime_wrappers import WrapperError
 from ..__about__ import __version__
 from .._dynamo_frames import hide_from_dynamo
 from ..artifact.custom_ops import check_operators
-from ..artifact.guards import evaluate
+from ..artifact.guards import evaluate, guards_hold
 from ..artifact.package_file import read_package
 from ..artifact.package_sizes import package_text, relation_text, size_error
 from ..artifact.package_weights import overlaps_itself, views_in, writable_part
@@ -227,7 +227,7 @@ class Package:
                             f"{evaluate(wanted, symbols)}"
                         )
         for guard in self._guards:
-            if not evaluate(guard, symbols):
+            if not guards_hold([guard], symbols):
                 raise ValueError(
                     f"the package was compiled for sizes with {relation_text(guard, self.manifest['arguments'])}, "
                     f"which does not hold for {[tuple(v.shape) for v in flat if isinstance(v, torch.Tensor)]}"

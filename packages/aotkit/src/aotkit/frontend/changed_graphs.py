@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["change_calls", "has_call"]
+__all__ = ["change_calls", "copy_graph", "has_call"]
 
 Wanted = Callable[[Node], bool]
 
@@ -25,18 +25,27 @@ def change_calls(gm: GraphModule, wanted: Wanted, change: Callable[[GraphModule,
     calls = [node for node in gm.graph.nodes if node.op == "call_function" and wanted(node)]
     if not calls and not changed:
         return gm
-    values: dict[Node, Node] = {}
-    graph = Graph(tracer_cls=gm.graph._tracer_cls)
-    returned = graph.graph_copy(gm.graph, values)
-    graph.output(returned).meta = dict(gm.graph.output_node().meta)
-    copied = GraphModule(gm, graph, type(gm).__name__)
-    copied.meta = dict(gm.meta)
+    copied, values = copy_graph(gm)
     for name, child in changed.items():
         setattr(copied, name, child)
     for call in calls:
         change(copied, values[call])
     copied.recompile()
     return copied
+
+
+def copy_graph(gm: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+    """A copy that shares what ``gm`` holds, and which of its nodes stands for which."""
+    values: dict[Node, Node] = {}
+    graph = Graph(tracer_cls=gm.graph._tracer_cls)
+    returned = graph.graph_copy(gm.graph, values)
+    graph.output(returned).meta = dict(gm.graph.output_node().meta)
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if hasattr(node, "_dynamo_source"):
+            values[node]._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+    copied = GraphModule(gm, graph, type(gm).__name__)
+    copied.meta = dict(gm.meta)
+    return copied, values
 
 
 def _graphs_in(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:

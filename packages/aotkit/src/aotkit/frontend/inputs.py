@@ -19,11 +19,11 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .changed_graphs import has_call
-from .plain_fakes import plain_inputs, plain_twin
+from .plain_fakes import has_fixed_sizes, plain_inputs, plain_twin
 
 __all__ = ["ACCUMULATIONS", "accumulates_gradients", "attribute_tensors", "calls_flex_attention", "fake_inputs"]
 __all__ += ["fake_of_the_program", "has_float_symbols", "has_lists", "has_symbols", "lift_attributes"]
@@ -98,8 +98,7 @@ def _is_static(value: torch.Tensor, symbolic: Any) -> bool:
         return False
     if value.dim() == 0 and value.is_floating_point():
         return False
-    sizes = getattr(symbolic, "dynamic_sizes", None)
-    return sizes is not None and all(each is DimDynamic.STATIC for each in sizes)
+    return has_fixed_sizes(symbolic)
 
 
 def has_float_symbols(gm: torch.fx.GraphModule) -> bool:

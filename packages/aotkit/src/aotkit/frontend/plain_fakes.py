@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._mode_utils import no_dispatch
 
-__all__ = ["new_fake", "new_fake_like", "plain_inputs", "plain_twin"]
+__all__ = ["has_fixed_sizes", "new_fake", "new_fake_like", "plain_inputs", "plain_twin"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -67,11 +67,23 @@ def _reach(value: Tensor) -> int:
     return (1 + last) * value.element_size()
 
 
+def has_fixed_sizes(symbolic: Any) -> bool:
+    """Whether a fake made in this symbolic context has numbers for sizes.
+
+    Of an array of numpy's Dynamo keeps the second of two contexts. It calls all sizes fixed, and has the symbols that
+    the first gave them: torch looks there first.
+    """
+    if any(kind is not DimDynamic.STATIC for kind in getattr(symbolic, "dynamic_sizes", (None,))):
+        return False
+    known = getattr(symbolic, "shape_env_to_source_to_symbol_cache", {}).values()
+    return not any(getattr(size, "free_symbols", None) for sizes in known for size in sizes.values())
+
+
 def plain_twin(value: Tensor, mode: FakeTensorMode, symbolic: Any) -> FakeTensor | None:
     """A fake of one of :func:`plain_inputs`, or ``None`` if Dynamo's context says that a size of it may change."""
     if symbolic is not None:
-        fixed = getattr(symbolic, "view_base_context", None) is None and not getattr(symbolic, "inner_contexts", None)
-        if not fixed or any(kind is not DimDynamic.STATIC for kind in symbolic.dynamic_sizes):
+        alone = getattr(symbolic, "view_base_context", None) is None and not getattr(symbolic, "inner_contexts", None)
+        if not alone or not has_fixed_sizes(symbolic):
             return None
     made = new_fake(mode, value.shape, value.stride(), value.dtype, value.device)
     made.requires_grad_(value.requires_grad)

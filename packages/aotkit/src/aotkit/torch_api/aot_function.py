@@ -27,6 +27,7 @@ from ..driver.specializations import (
 )
 from ..driver.stages import Compiler, Partitioner, custom_stages
 from ..environment import read_environment
+from ..frontend.drawn_floats import take_drawn_floats
 from ..frontend.sources import check_sources
 from ..frontend.tracing_context import publish_parameters
 from ..recorder import Recorder
@@ -163,9 +164,10 @@ def aot_module_simplified(
     """
     named = named_tensors(mod)
     params_flat = list(named.values())
-    full_args = [*params_flat, *args]
-    check_sources(mod, list(named), len(full_args))
+    check_sources(mod, list(named), len(params_flat) + len(args))
     publish_parameters(params_flat)
+    mod, args = take_drawn_floats(mod, args)
+    full_args = [*params_flat, *args]
     stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
     ctx = settings_of_compile(stages, len(params_flat), keep_inference_input_mutations)
     call = FunctionalCall(mod, list(named))

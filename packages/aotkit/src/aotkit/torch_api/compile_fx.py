@@ -33,6 +33,7 @@ from ..driver.specializations import compile_variable, flat_function, rebuilder
 from ..driver.stages import own_stages
 from ..environment import read_environment
 from ..errors import CompileError
+from ..frontend.drawn_floats import take_drawn_floats
 from ..frontend.inputs import fake_inputs
 from ..options import MODES, Options, resolve
 from ..recorder import Recorder
@@ -65,6 +66,7 @@ def compile_fx(
     what is returned, see Note [Internal errors].
     """
     chosen = (options or read_environment().options()).patch(**dict(config_patches or {}))
+    model, example_inputs = take_drawn_floats(model, example_inputs)
     stages = own_stages()
     if decompositions is not None:
         stages = replace(stages, decompositions=dict(decompositions))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..lowering.float_items import floats_in_kernels, is_foreign_float
 
@@ -45,7 +46,7 @@ def needs_partition(gm: GraphModule) -> bool:
                 return True
         elif node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt | int):
             return True
-    return depends and bool(split_ops(gm))
+    return bool(_conditions_taken(gm.graph.output_node())) or (depends and bool(split_ops(gm)))
 
 
 def split_ops(gm: GraphModule) -> dict[Node, str]:
@@ -58,13 +59,47 @@ def split_ops(gm: GraphModule) -> dict[Node, str]:
 
 def _staying(gm: GraphModule, floats: set[Node]) -> dict[Node, str]:
     symbols = _Symbols(known_symbols(gm), floats)
+    asked = _conditions_that_are_asked(gm) | _settled_by_checks(gm)
     staying: dict[Node, str] = {}
     for node in gm.graph.nodes:
-        reason = _reason(gm, node, symbols, staying)
+        reason = "has to be looked at" if node in asked else _reason(gm, node, symbols, staying)
         if reason is not None:
             staying[node] = reason
             symbols.known |= symbols_in(node.meta.get("val"))  # from here on as good as a size of an input
     return staying
+
+
+def _conditions_that_are_asked(gm: GraphModule) -> set[Node]:
+    """The conditions on sizes that are returned or given to a higher-order operator, and what they are made of."""
+    found: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node in found or node.op == "output" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            found |= _conditions_taken(node)
+    return found
+
+
+def _settled_by_checks(gm: GraphModule) -> set[Node]:
+    """Calls that give numbers or sizes of data which a check has settled, the numbers made of these, and the checks.
+
+    ``torch._check(n == 3)`` makes 3 of ``n`` everywhere, also in the check itself, which would hold for any data.
+    """
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if node.target is torch.ops.aten._assert_scalar.default:
+            settled = node.args[0] in found
+        elif node.meta.get("unbacked_bindings"):
+            settled = True
+        else:
+            number = isinstance(val, torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
+            settled = number and bool(found & set(node.all_input_nodes))
+        if settled and node.op == "call_function" and not free_unbacked_symbols(val):
+            found.add(node)
+    return found
+
+
+def _conditions_taken(node: Node) -> set[Node]:
+    return {used for used in node.all_input_nodes if isinstance(used.meta.get("val"), torch.SymBool)}
 
 
 class _Symbols:

@@ -153,12 +153,12 @@ def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, *
 
 
 def _bucketize(decompose: Callable[..., Any], x: Any, boundaries: torch.Tensor, **kwargs: Any) -> Any:
-    """Without boundaries there is one bucket; eager takes one row of them."""
-    if boundaries.dim() != 1:
+    """Without boundaries there is one bucket; eager takes one row of them. Of a number, torch's reads elements."""
+    if boundaries.dim() != 1 or not isinstance(x, torch.Tensor):
         return NotImplemented
-    if isinstance(x, torch.Tensor) and guard_or_false(boundaries.numel() == 0):
+    if guard_or_false(boundaries.numel() == 0):
         return x.new_zeros(x.shape, dtype=torch.int32 if kwargs.get("out_int32") else torch.int64)
-    return decompose(x, boundaries, **kwargs)
+    return decompose(x, boundaries, **kwargs) if x.dim() else decompose(x.view(1), boundaries, **kwargs).view(())
 
 
 def _logspace(decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -308,6 +308,7 @@ _PADS = ("reflection", "replication")
 _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
     torch.ops.aten.bucketize.Tensor: _bucketize,
+    torch.ops.aten.bucketize.Scalar: _bucketize,
     torch.ops.aten.channel_shuffle.default: _channel_shuffle,
     torch.ops.aten.pixel_shuffle.default: _pixel_shuffle,
     torch.ops.aten.celu.default: _celu,

@@ -271,7 +271,7 @@ def _outputs(ctx: LoweringContext, node: Node) -> tuple[BufferRef | SymInput | N
     items = returned if isinstance(returned, list | tuple) else (returned,)
     outputs: list[BufferRef | SymInput | None] = []
     for item in items:
-        value = ctx.values[item] if isinstance(item, Node) else item
+        value = _value(ctx, item)
         if isinstance(value, View):
             assert isinstance(item, Node)
             outputs.append(BufferRef(_escaping(ctx, value, item)))
