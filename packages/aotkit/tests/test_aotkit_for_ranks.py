@@ -407,6 +407,7 @@ CASES["failures"] = several(uncompiled, other_key)
 
 def test_ranks_train_with_what_the_first_one_compiled(tmp_path: Path, warm_python: Any) -> None:
     first, second = run_ranks(warm_python, __file__, "right", tmp_path)
+    assert isinstance(first, dict) and isinstance(second, dict), (first, second)
     assert first["trains"] == [True, 12, False] and second["trains"] == [False, 12, False], (first, second)
     assert first["other_sizes"] == second["other_sizes"] == "right"
     assert second["with_a_group"] == "right"

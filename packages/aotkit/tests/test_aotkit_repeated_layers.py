@@ -16,6 +16,7 @@ import aotkit
 from aotkit.frontend.repeats import find_layers
 
 COUNT = 7
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 class Block(nn.Module):
@@ -140,7 +141,8 @@ def test_updates_of_many_parameters_are_no_layers() -> None:
         torch.compile(update, backend=aotkit.make_backend(options, recorder))(*ours)
         update(*eagers)
         torch.testing.assert_close(ours, eagers)
-        assert bool(counts(recorder)) == (repeated == "once"), reasons(recorder)
+        # From torch 2.15 on Dynamo fills no tensor for each, and there is nothing that repeats.
+        assert bool(counts(recorder)) == (repeated == "once" and RELEASE < (2, 15)), reasons(recorder)
 
 
 def test_dropout_draws_the_numbers_of_eager() -> None:

@@ -12,6 +12,7 @@ from aotkit.artifact.straight_code import straight_code
 
 STRAIGHT = sys.version_info[:2] == (3, 11)  # what other versions have their instructions for may be no straight code
 LOG: list[Any] = []
+settings = types.SimpleNamespace(asked=False)
 helpers = types.SimpleNamespace(begin=lambda: None, note=lambda *args, **kwargs: LOG.append((args, kwargs)))
 
 
@@ -40,6 +41,27 @@ def begun(owner, x):
     parts = owner.parts
     result = graph(parts["b"])
     return (result[0], parts["a"][0], x)
+
+
+def marked(owner, x):
+    """As Dynamo does from torch 2.15 on."""
+    entered = None
+    if settings.asked:
+        entered = helpers.begin()
+    value = owner.parts["b"]
+    if entered is not None:
+        helpers.begin()
+    return graph(x, value)[0]
+
+
+def marked_always(owner, x):
+    entered = 7
+    if not settings.asked:
+        entered = helpers.begin()
+    value = owner.parts["b"]
+    if entered is None:
+        helpers.begin()
+    return graph(x, value)[0]
 
 
 def with_effects(owner, x):
@@ -76,6 +98,13 @@ def a_condition(owner, x):
 
 def computed(owner, x):
     return graph(x + 1)
+
+
+def asked_of_an_argument(owner, x):
+    value = owner.parts["b"]
+    if x is None:
+        value = owner.seen
+    return graph(value)
 
 
 def called_before(owner, x):
@@ -141,8 +170,30 @@ def an_attribute_of_a_number(owner, x):
     return [first, second, (-3).real]
 
 
-STRAIGHT_ONES = (plain, twice, begun, with_effects, changed_between, a_global, a_method, an_attribute_of_a_number)
-OTHERS = (a_loop, a_condition, computed, called_before, changed_before, a_constant, two_calls, no_call, caught)
+STRAIGHT_ONES = (
+    plain,
+    twice,
+    begun,
+    marked,
+    marked_always,
+    with_effects,
+    changed_between,
+    a_global,
+    a_method,
+    an_attribute_of_a_number,
+)
+OTHERS = (
+    a_loop,
+    a_condition,
+    asked_of_an_argument,
+    computed,
+    called_before,
+    changed_before,
+    a_constant,
+    two_calls,
+    no_call,
+    caught,
+)
 MORE = (many, generated, by_keyword, inner, names_of_ours)
 
 

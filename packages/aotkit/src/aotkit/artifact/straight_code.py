@@ -6,8 +6,9 @@ Note [Straight code]
     the other. Where all instructions before the call of the graph only follow attributes and items from the arguments,
     that part is a list of paths, which native code can follow, and what comes after the call is written out as one
     Python function. Both are read off the bytecode by running it with names in the place of values. An instruction that
-    isn't known here, a jump, a call of anything before the graph: then there are no paths, and the bytecode runs as it
-    is. Instructions that the versions of Python have under one name and mean differently are told apart by their flags.
+    isn't known here, a jump that depends on an argument, a call of anything before the graph: then there are no paths,
+    and the bytecode runs as it is. Instructions that the versions of Python have under one name and mean differently
+    are told apart by their flags.
 """
 
 from __future__ import annotations
@@ -70,6 +71,12 @@ _METHOD_FLAG = sys.version_info >= (3, 12)  # LOAD_ATTR says by a bit that it fi
 _OURS = "_rest_"  # what variables of the function that is written begin with
 _IGNORED = {"RESUME", "NOP", "CACHE", "PRECALL", "NOT_TAKEN", "EXTENDED_ARG", "DELETE_FAST"}
 _OTHER_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_JUMPS_IF: dict[str, Callable[[Any], bool]] = {
+    "FALSE": lambda value: not value,
+    "TRUE": bool,
+    "NOT_NONE": lambda value: value is not None,
+    "NONE": lambda value: value is None,
+}
 _LOADS = {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"}
 Value = Path | _Known | _Global | _Text
 
@@ -102,6 +109,7 @@ class _Reader:
     kept: list[Path] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    next: int = 0  # where the instruction begins that is read next
 
     def read(self) -> StraightCode:
         code = self.function.__code__
@@ -111,7 +119,7 @@ class _Reader:
             raise _NotStraight
         self.locals = {name: (("local", name),) for name in code.co_varnames[:count]}
         for instruction in dis.get_instructions(code):
-            if self._step(instruction):
+            if instruction.offset >= self.next and self._step(instruction):
                 return self._finished()
         raise _NotStraight
 
@@ -163,6 +171,10 @@ class _Reader:
             self._item()
         elif name == "CALL":
             self._call(arg)
+        elif "JUMP" in name:
+            self._jump(instruction)
+        elif name in ("IS_OP", "TO_BOOL"):
+            self._asks(name, arg)
         elif name == "KW_NAMES":
             self.keywords = self.function.__code__.co_consts[arg]
         elif self.arguments is None:
@@ -223,6 +235,29 @@ class _Reader:
             self.stack.append(_Known(getattr(held, key)))
             return
         self._write(f"{self._text(owner)}.{_written(key)}")
+
+    def _jump(self, instruction: dis.Instruction) -> None:
+        """Forward, and where a value decides it, by one that is the same in every call."""
+        name, target = instruction.opname, instruction.argval
+        jumps = True
+        if name != "JUMP_FORWARD":
+            holds = _JUMPS_IF.get(name.rpartition("IF_")[2])
+            value = self.stack.pop()
+            if not name.startswith("POP_JUMP") or holds is None or not isinstance(value, _Known):
+                raise _NotStraight
+            jumps = holds(value.value)
+        if target <= instruction.offset:
+            raise _NotStraight
+        self.next = target if jumps else self.next
+
+    def _asks(self, name: str, arg: int) -> None:
+        values = [value.value for value in self._popped(2 if name == "IS_OP" else 1) if isinstance(value, _Known)]
+        if name == "IS_OP" and len(values) == 2:
+            self.stack.append(_Known((values[0] is values[1]) != bool(arg)))
+        elif name == "TO_BOOL" and values:
+            self.stack.append(_Known(bool(values[0])))
+        else:
+            raise _NotStraight
 
     def _item(self) -> None:
         owner, key = self._popped(2)

@@ -59,7 +59,7 @@ class RankGuards(KeptGuards):
     def _keeps(self, guard: Any) -> bool:
         name, value = guard.orig_guard.name, guard.value
         self._look_at(name, value)
-        seen_elsewhere = is_about_torch(name) or name.startswith("G['__builtins_dict")
+        seen_elsewhere = is_about_torch(name) or name.startswith("G['__builtins_dict") or _is_setting(name)
         if (guard.is_global or "type(" in name) and not seen_elsewhere:
             try:
                 root, path = source_path(name)
@@ -106,6 +106,12 @@ class RankGuards(KeptGuards):
                 "each rank traces"
             )
         return rows
+
+
+def _is_setting(name: str) -> bool:
+    """Whether it is a setting by which torch traces (from 2.15 on, ``compile_on_one_rank`` of collectives): others
+    load what was traced."""
+    return name.startswith("G['__import_torch_dot_") and ".config._config['" in name
 
 
 @dataclass(frozen=True, slots=True)
