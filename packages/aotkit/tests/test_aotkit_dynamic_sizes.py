@@ -108,6 +108,13 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
         ),
         rows(3),
     ),
+    "rounded twice": (
+        lambda x: (
+            x.new_ones(math.ceil(math.floor(x.shape[0] * 0.7)) + round(math.ceil(x.shape[0] / 3))).sum() * x
+            + math.floor(max(int(x.shape[0] * 0.3), x.shape[0] // 2))
+        ),
+        rows(3),
+    ),
     "of two sizes": (
         lambda x: x.new_ones(math.floor(x.shape[0] * (8.0 / min(x.shape[0] + 1, x.shape[1])))).sum() * x.sin(),
         lambda n: (normal(n, n + 1),),
