@@ -108,13 +108,6 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
         ),
         rows(3),
     ),
-    "rounded twice": (
-        lambda x: (
-            x.new_ones(math.ceil(math.floor(x.shape[0] * 0.7)) + round(math.ceil(x.shape[0] / 3))).sum() * x
-            + math.floor(max(int(x.shape[0] * 0.3), x.shape[0] // 2))
-        ),
-        rows(3),
-    ),
     "of two sizes": (
         lambda x: x.new_ones(math.floor(x.shape[0] * (8.0 / min(x.shape[0] + 1, x.shape[1])))).sum() * x.sin(),
         lambda n: (normal(n, n + 1),),
@@ -258,6 +251,26 @@ def test_floats_of_sizes_that_torch_merges_are_numbers_of_kernels():
     compiled = torch.compile(function, backend="aotkit", dynamic=True, options={"fallback": "error"})
     for rows in (7, 4, 10):
         torch.testing.assert_close(compiled(normal(rows, 2)), function(normal(rows, 2)))
+
+
+@pytest.mark.covers("F5c.9")
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda n: math.ceil(math.floor(n * 0.7)) + math.trunc(round(n / 3)),
+        lambda n: math.ceil(math.ceil(n - int(n * 0.3))),  # of a sum, which could be negative for all that is known
+        lambda n: math.floor(max(int(n * 0.3), n // 2)) - math.floor(math.ceil(n**0.5)) + 3,
+    ],
+)
+def test_a_size_that_is_rounded_twice_is_that_of_the_program(size):
+    def function(x):
+        rows = size(x.shape[0])
+        return x.new_ones(rows).cumsum(0) * rows, x[: size(x.shape[0])]
+
+    compiled = torch.compile(function, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for rows in (10, 7, 33):
+        x = normal(rows, 2)
+        torch.testing.assert_close(compiled(x), function(x))
 
 
 @pytest.mark.covers("F5c.9")
