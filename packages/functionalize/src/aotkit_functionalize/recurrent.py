@@ -18,14 +18,16 @@ def lstm_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     The CPU's own kernel keeps what its backward needs by grad mode, and compiled code runs with grad mode off. Under
     autocast it has results of autocast's type; taken apart, only the products are computed in that type, and states
-    that were float32 stay so.
+    that were float32 stay so. Before torch 2.12 the last states have a dimension more there.
     """
     packed = len(args) < 3 or isinstance(args[1], torch.Tensor)  # which no kernel of oneDNN takes
     narrowed = not packed and _in_autocast(*args[:3])
     if not packed:
         args = (_as_trained(*args[:3]), *args[1:])
     with compat.enable_python_dispatcher():
-        results = func(*args, **kwargs)
+        output, *last = func(*args, **kwargs)
+    states = args[2] if packed else args[1]
+    results = (output, *(value.view(state.shape) for value, state in zip(last, states, strict=True)))
     if not narrowed:
         return results
     narrow = torch.get_autocast_dtype("cpu")
