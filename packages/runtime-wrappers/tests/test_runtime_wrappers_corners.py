@@ -263,6 +263,7 @@ def test_versions_of_some_of_the_written_inputs(how: Any) -> None:
         assert [None if a.is_inference() else a._version for a in args] == [None if i == k else i + 1 for i in range(3)]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("kernels", [True, False])
 def test_writes_beside_torch_are_counted(kernels: bool, steps: int) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -85,14 +86,27 @@ class TransformState:
             return
         if now.dual and not self.dual:
             torch._C._exit_dual_level(level=0)
-        if now.depth > self.depth:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.depth)
+        for _ in range(now.depth - self.depth):  # torch 2.11 can't undo several of different kinds at once
+            _leave_transform()
         torch._C._functorch.set_inplace_requires_grad_allowed(self.in_place)
         torch._C._set_fwd_grad_enabled(self.forward_mode)
         if self.hooks_refused is None:
             torch._C._autograd._saved_tensors_hooks_enable()
         else:
             torch._C._autograd._saved_tensors_hooks_disable(self.hooks_refused, False)
+
+
+def _leave_transform() -> None:
+    """Undo the innermost transform of ``torch.func``."""
+    functorch: Any = torch._C._functorch
+    kinds = functorch.TransformType
+    leave = {
+        kinds.Grad: functorch._grad_decrement_nesting,
+        kinds.Jvp: functorch._jvp_decrement_nesting,
+        kinds.Vmap: functorch._vmap_decrement_nesting,
+        kinds.Functionalize: functorch._func_decrement_nesting,
+    }
+    leave[functorch.peek_interpreter_stack().key()]()
 
 
 def _is_dual() -> bool:

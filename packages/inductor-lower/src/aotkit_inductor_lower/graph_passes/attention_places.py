@@ -65,14 +65,20 @@ def _conjuncts(seen: Node) -> list[Node]:
 
 
 def expanded(node: Node) -> Node:
-    """What a node repeats along dimensions before all that it has."""
-    while node.target is aten.expand.default and isinstance(node.args[0], Node):
-        source = node.args[0]
-        last = tuple(source.meta["val"].shape)
+    """What a node repeats along dimensions before all that it has, of which some may be of one element."""
+    while isinstance(source := _repeated(node), Node):
+        last = list(source.meta["val"].shape)
+        while last and same_number(last[0], 1):
+            del last[0]
         if not last or not same_sizes(node.meta["val"].shape[-len(last) :], last):
             return node
         node = source
     return node
+
+
+def _repeated(node: Node) -> object:
+    before_all = node.target is aten.unsqueeze.default and node.args[1] == 0
+    return node.args[0] if before_all or node.target is aten.expand.default else None
 
 
 def _comparison(node: Node, lengths: tuple[int, ...]) -> Sum | None:
