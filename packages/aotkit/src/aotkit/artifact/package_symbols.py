@@ -3,7 +3,8 @@
 Note [Multiples]
     ``dynamic_shapes={0: 8 * Dim("b")}`` gives sizes ``8*b`` alone, and kernels read symbols from sizes as they are. So
     the program is compiled for arguments with a new symbol ``t`` for the size itself, of which is noted that it is a
-    multiple of 8, and ``t//8`` for ``b``, also in what the export has relied on. Calls with other sizes break a guard. ``2*b + 1`` is the same.
+    multiple of 8, and ``t//8`` for ``b``, also in what the export has relied on. Calls with other sizes break a guard.
+    ``2*b + 1`` is the same.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Multiple:
 def shown_sizes(fakes: Iterable[Any]) -> tuple[list[Multiple], Callable[[Any], Any]]:
     """See Note [Multiples]: the symbols without a size of their own, and what makes a fake argument one with the new
     symbols."""
-    sizes = [size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape]
-    sizes = [size for size in sizes if isinstance(size, torch.SymInt)]
+    given: list[Any] = [size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape]
+    sizes = [size for size in given if isinstance(size, torch.SymInt)]
     alone = {size.node.expr for size in sizes if size.node.expr.is_Symbol}
     found: dict[Any, Multiple] = {}
     for size in sizes:
