@@ -322,6 +322,27 @@ def test_the_least_multiple_is_refused_where_the_code_is_not_right_for_it(tmp_pa
         loaded(torch.ones(3, 3))
 
 
+class Branches(nn.Module):
+    """What is computed depends on the sizes."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        groups = x.shape[0] // 8
+        return x * (5 if groups == 5 else 2) * (3 if groups == y.shape[0] else 7)
+
+
+def test_what_the_export_relied_on_about_a_multiple_is_checked(tmp_path: Path) -> None:
+    given = (torch.ones(24, 2), torch.ones(6))
+    program = export(Branches(), given, dynamic_shapes=({0: 8 * Dim("groups")}, {0: Dim("rows")}))
+    with pytest.warns(UserWarning, match="without 40 in dimension 0 of x"):
+        loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    x, y = torch.ones(48, 2), torch.ones(4)
+    assert torch.equal(loaded(x, y), x * 14)
+    with pytest.raises(ValueError, match="which does not hold for"):
+        loaded(x[:40], y)
+    with pytest.raises(ValueError, match="which does not hold for"):
+        loaded(x[:32], y)
+
+
 def test_a_size_that_no_call_tells_is_refused_by_name(tmp_path: Path) -> None:
     program = export(nn.Linear(4, 3), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("rows")},))
     node = next(node for node in program.graph.find_nodes(op="placeholder") if node.name == "input")

@@ -101,8 +101,9 @@ def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
     return [_PLAIN[kind], *(tree_of(arg, names) for arg in expr.args)]
 
 
-def guards_of(shape_env: Any, names: Names) -> list[Any]:
+def guards_of(shape_env: Any, names: Names, in_names: Callable[[Any], Any] | None = None) -> list[Any]:
     """Every fact noted about the symbols in ``names``. Raises :class:`Uncacheable` where one has no stored form.
+    ``in_names``: writes other symbols with those.
 
     A symbol that torch has replaced by an expression, since two sizes were found equal, is none of an input's any more.
     What was noted about sizes that depend on data is no guard: the compiled graph checks it whenever it runs.
@@ -111,7 +112,8 @@ def guards_of(shape_env: Any, names: Names) -> list[Any]:
         return []
     found = []
     for guard in shape_env.guards:
-        expr, symbols = guard.expr, {str(symbol) for symbol in guard.expr.free_symbols}
+        expr = guard.expr if in_names is None else in_names(shape_env.replace(guard.expr))
+        symbols = {str(symbol) for symbol in expr.free_symbols}
         if not symbols & names.numbers.keys():
             continue
         if not symbols <= names.numbers.keys():

@@ -3,19 +3,20 @@
 Note [Multiples]
     ``dynamic_shapes={0: 8 * Dim("b")}`` gives sizes ``8*b`` alone, and kernels read symbols from sizes as they are. So
     the program is compiled for arguments with a new symbol ``t`` for the size itself, of which is noted that it is a
-    multiple of 8, and ``t//8`` for ``b``. Calls with other sizes break that guard. ``2*b + 1`` is the same.
+    multiple of 8, and ``t//8`` for ``b``, also in what the export has relied on. Calls with other sizes break a guard.
+    ``2*b + 1`` is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["Multiple", "shown_sizes"]
+__all__ = ["Multiple", "in_sizes", "shown_sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Multiple:
 def shown_sizes(fakes: Iterable[Any]) -> tuple[list[Multiple], Callable[[Any], Any]]:
     """See Note [Multiples]: the symbols without a size of their own, and what makes a fake argument one with the new
     symbols."""
-    sizes = [size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape]
-    sizes = [size for size in sizes if isinstance(size, torch.SymInt)]
+    given: list[Any] = [size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape]
+    sizes = [size for size in given if isinstance(size, torch.SymInt)]
     alone = {size.node.expr for size in sizes if size.node.expr.is_Symbol}
     found: dict[Any, Multiple] = {}
     for size in sizes:
@@ -57,7 +58,8 @@ def shown_sizes(fakes: Iterable[Any]) -> tuple[list[Multiple], Callable[[Any], A
             factor, offset = expr.coeff(symbol, 1), expr.coeff(symbol, 0)
             if expr == factor * symbol + offset and factor.is_Integer and factor > 0 and offset.is_Integer:
                 found[symbol] = _noted(size, symbol, int(factor), int(offset))
-    return list(found.values()), lambda fake: _with_sizes(fake, found)
+    made = [*found.values()]
+    return made, lambda fake: _with_sizes(fake, made)
 
 
 def _noted(shown: torch.SymInt, symbol: Any, factor: int, offset: int) -> Multiple:
@@ -79,14 +81,20 @@ def _noted(shown: torch.SymInt, symbol: Any, factor: int, offset: int) -> Multip
     return made
 
 
-def _with_sizes(fake: Any, multiples: Mapping[Any, Multiple]) -> Any:
+def in_sizes(expr: Any, multiples: Sequence[Multiple]) -> Any:
+    """``expr`` over the symbols of the sizes."""
+    for multiple in multiples:
+        expr = multiple.in_sizes(expr)
+    return expr
+
+
+def _with_sizes(fake: Any, multiples: Sequence[Multiple]) -> Any:
+    told = {multiple.symbol for multiple in multiples}
+
     def size_of(size: Any) -> Any:
-        if not isinstance(size, torch.SymInt) or not size.node.expr.free_symbols & multiples.keys():
+        if not isinstance(size, torch.SymInt) or not size.node.expr.free_symbols & told:
             return size
-        expr = size.node.expr
-        for multiple in multiples.values():
-            expr = multiple.in_sizes(expr)
-        return size.node.shape_env.create_symintnode(expr, hint=size.node.hint)
+        return size.node.shape_env.create_symintnode(in_sizes(size.node.expr, multiples), hint=size.node.hint)
 
     if isinstance(fake, torch.SymInt):
         return size_of(fake)

@@ -23,7 +23,7 @@ from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
 from ..artifact.package_sizes import declared_ranges, narrowed, opened
-from ..artifact.package_symbols import Multiple, shown_sizes
+from ..artifact.package_symbols import Multiple, in_sizes, shown_sizes
 from ..artifact.package_weights import overlaps_itself, shared_memory
 from ..artifact.records import Artifact
 from ..artifact.structure import describe_structure
@@ -90,7 +90,7 @@ def aot_compile(
     constant = set(_weights(inputs))
     for chosen in _best_first(options):
         folder = f"{chosen.processor}/" if variants else ""
-        artifact = _compile(written.module, inputs, chosen, recorder or Recorder())
+        artifact = _compile(written.module, inputs, multiples, chosen, recorder or Recorder())
         packed, described = _packed(artifact)
         sections.update({f"{folder}{name}": data for name, data in packed.items()})
         constant &= _only_constants(inputs, artifact)
@@ -236,7 +236,9 @@ def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
-def _compile(graph: GraphModule, inputs: list[_Input], options: Options, recorder: Recorder) -> Artifact:
+def _compile(
+    graph: GraphModule, inputs: list[_Input], multiples: Sequence[Multiple], options: Options, recorder: Recorder
+) -> Artifact:
     variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
     values = [entry.fake for entry in inputs]
 
@@ -265,7 +267,7 @@ def _compile(graph: GraphModule, inputs: list[_Input], options: Options, recorde
             raise_bug(error, first_line(graph))
         raise
     try:
-        return replace(artifact, guards=guards_of(shape_env, names))
+        return replace(artifact, guards=guards_of(shape_env, names, lambda expr: in_sizes(expr, multiples)))
     except Uncacheable as error:
         raise PackageError(_CANT_PACK.format(error.reason)) from error
 
