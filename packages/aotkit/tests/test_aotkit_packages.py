@@ -269,9 +269,66 @@ def test_sizes_that_the_code_is_not_right_for_are_named_at_compile_time_and_in_c
         loaded(torch.randn(3, 3))
 
 
+class Grouped(nn.Module):
+    """Takes multiples of 8, half of them, and odd numbers."""
+
+    def forward(self, x: torch.Tensor, half: torch.Tensor, odd: torch.Tensor) -> tuple[Any, ...]:
+        return x.view(-1, 8, 3).sum(1), torch.cat([x, half]) * 2, odd[1:].view(2, -1) + odd.shape[0], x.shape[0] // 8
+
+
+def multiples(count: int, odd: int = 3) -> tuple[torch.Tensor, ...]:
+    return torch.randn(8 * count, 3), torch.randn(4 * count, 3), torch.randn(2 * odd + 1)
+
+
+def test_sizes_that_are_multiples_and_odd_numbers_of_a_symbol(tmp_path: Path) -> None:
+    batch, pairs = Dim("batch"), Dim("pairs", min=2, max=9)
+    shapes = ({0: 8 * batch}, {0: 4 * batch}, {0: 2 * pairs + 1})
+    program = export(Grouped(), multiples(3), dynamic_shapes=shapes)
+    for _ in range(2):  # what the first notes about the program's sizes is nothing to the second
+        loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    assert "dimension 0 of x: 16 or more" in str(loaded) and "dimension 0 of odd: 5 to 19" in str(loaded)
+    for inputs in (multiples(2, 2), multiples(5, 9)):
+        torch.testing.assert_close(loaded(*inputs), Grouped()(*inputs))
+    x, half, odd = multiples(3)
+    with pytest.raises(ValueError, match=r"sizes with \(\(dimension 0 of x % 8\) == 0\), which does not hold for"):
+        loaded(x.repeat(2, 1)[:28], half, odd)
+    with pytest.raises(ValueError, match="half has size 8 in dimension 0, where the package was compiled for 12"):
+        loaded(x, half[:8], odd)
+    with pytest.raises(ValueError, match=r"% 2\) == 0\), which does not hold for"):
+        loaded(x, half, odd[:6])
+    with pytest.raises(ValueError, match="dimension 0 of odd is 21; the package was compiled for 5 to 19"):
+        loaded(x, half, torch.randn(21))
+
+
+class Alone(nn.Module):
+    """One row of eight is another result than many."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 8).squeeze(0) * 2
+
+
+def test_the_least_multiple_is_refused_where_the_code_is_not_right_for_it(tmp_path: Path) -> None:
+    program = export(Alone(), (torch.randn(24),), dynamic_shapes=({0: 8 * Dim("batch")},))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    x = torch.randn(16)
+    assert torch.equal(loaded(x), Alone()(x))
+    with pytest.raises(ValueError, match="dimension 0 of x is 8; the package was compiled for 16 or more"):
+        loaded(x[:8])
+    program = export(Doubled(), (torch.randn(6, 3),), dynamic_shapes=({0: 2 * Dim("half")},))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    for rows in (2, 4, 10):
+        assert torch.equal(loaded(torch.ones(rows, 3)), torch.full((rows, 3), 2.0))
+    with pytest.raises(ValueError, match="which does not hold for"):
+        loaded(torch.ones(3, 3))
+
+
 def test_a_size_that_no_call_tells_is_refused_by_name(tmp_path: Path) -> None:
-    program = export(nn.Linear(4, 3), (torch.randn(6, 4),), dynamic_shapes=({0: 2 * Dim("half", min=1, max=64)},))
-    with pytest.raises(PackageError, match=r"dimension 0 of input has the size 2\*s\d+, and s\d+ is the size of no"):
+    program = export(nn.Linear(4, 3), (torch.randn(6, 4),), dynamic_shapes=({0: Dim("rows")},))
+    node = next(node for node in program.graph.find_nodes(op="placeholder") if node.name == "input")
+    fake = node.meta["val"]
+    with fake.fake_mode:
+        node.meta["val"] = fake.new_empty(fake.shape[0] ** 2, 4)
+    with pytest.raises(PackageError, match=r"dimension 0 of input has the size s\d+\*\*2, and s\d+ is the size of no"):
         aotkit.aot_compile(program, None, tmp_path / "p.aotkit")
 
 

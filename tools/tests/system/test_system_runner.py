@@ -188,6 +188,22 @@ def test_a_size_that_is_a_root_is_checked(tmp_path: Path, serve: Callable[..., s
     assert "a size is 36; the package was compiled for 25 to 35" in serve(path, [([torch.ones(36, 3)], calls[0][1])])
 
 
+class Eights(nn.Module):
+    """Rows that are a multiple of eight."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.view(-1, 8, 3).sum(1), x * 2
+
+
+def test_sizes_that_are_multiples(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path = tmp_path / "eights.aotkit"
+    aotkit.aot_compile(Eights(), (torch.randn(24, 3),), path, dynamic_shapes=({0: 8 * Dim("b")},))
+    loaded = aotkit.load(path)
+    calls = [([x], leaves(loaded(x))) for x in map(torch.ones, [(16, 3), (40, 3)])]
+    assert all_right(2) in serve(path, calls)
+    assert "for sizes in another relation" in serve(path, [([torch.ones(36, 3)], calls[0][1])])
+
+
 class Rounded(nn.Module):
     """Sizes that Python computes with floats, some of which would be others without rounding."""
 

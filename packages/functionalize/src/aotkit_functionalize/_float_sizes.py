@@ -49,10 +49,18 @@ _FUNCTIONS = {
 
 def rounded_float(expr: Any, integer: Callable[[Any], Any]) -> Any:
     """The tree (see Note [Sizes as text]) of a float that is made an integer; ``None`` for any other expression, and
-    for one whose floats have no form. ``integer``: gives the tree of an expression over integers."""
+    for one whose floats have no form. ``integer``: gives the tree of an expression over integers.
+
+    What is rounded may be an integer already, as in ``math.ceil(math.floor(n * 1.8))``; then it is the result.
+    """
     sign = _ROUNDINGS.get(type(expr).__name__)
-    inside = None if sign is None else float_tree(expr.args[0], integer)
-    return None if inside is None else (sign, inside)
+    if sign is None:
+        return None
+    (inside,) = expr.args
+    if inside.is_integer and not inside.is_number:
+        return integer(inside)
+    tree = float_tree(inside, integer)
+    return None if tree is None else (sign, tree)
 
 
 def float_tree(expr: Any, integer: Callable[[Any], Any]) -> Any:

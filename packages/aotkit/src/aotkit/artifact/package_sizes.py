@@ -17,6 +17,7 @@ from typing import Any
 from .._notices import warn_user
 from .._size_text import FUNCTIONS, Tree, fold, symbols_in
 from .guards import guards_hold
+from .package_symbols import Multiple
 
 __all__ = ["declared_ranges", "narrowed", "opened", "package_text", "place", "relation_text", "size_error"]
 
@@ -52,35 +53,44 @@ def _upper(bounds: Any) -> int | None:
     return int(high) if getattr(high, "is_Integer", False) and high < (1 << 62) else None
 
 
-def declared_ranges(constraints: Mapping[Any, Any], numbers: Mapping[str, str]) -> dict[str, Range]:
-    """By the numbers of symbols; see Note [Sizes of a package]."""
-    return {
-        numbers[str(symbol)]: (1 if _is_open(bounds) else int(bounds.lower), _upper(bounds))
-        for symbol, bounds in constraints.items()
-        if str(symbol) in numbers
+def declared_ranges(
+    constraints: Mapping[Any, Any], numbers: Mapping[str, str], multiples: Sequence[Multiple] = ()
+) -> dict[str, Range]:
+    """By the numbers of symbols; see Note [Sizes of a package]. ``multiples``: see Note [Multiples]."""
+    ranges = {
+        symbol: (1 if _is_open(bounds) else int(bounds.lower), _upper(bounds)) for symbol, bounds in constraints.items()
     }
+    for multiple in multiples:
+        low, high = ranges[multiple.symbol]
+        ranges[multiple.size] = multiple.size_for(low), None if high is None else multiple.size_for(high)
+    return {numbers[str(symbol)]: bounds for symbol, bounds in ranges.items() if str(symbol) in numbers}
 
 
 def narrowed(
-    ranges: Mapping[str, Range], guards: Sequence[Any], arguments: Sequence[Mapping[str, Any]]
+    ranges: Mapping[str, Range],
+    guards: Sequence[Any],
+    arguments: Sequence[Mapping[str, Any]],
+    multiples: Mapping[str, Multiple] | None = None,
 ) -> dict[str, Range]:
     """``ranges`` without the ends that guards on one symbol exclude. Warns of sizes that were declared and are not
-    accepted, by more than a range that torch began at 2."""
+    accepted, by more than a range that torch began at 2. ``multiples``: by the numbers of their sizes."""
     result: dict[str, Range] = {}
     for symbol, (low, high) in ranges.items():
         own = [guard for guard in guards if symbols_in(guard) == {symbol}]
         last = low + _MOST if high is None else min(high, low + _MOST)
-        accepted = [size for size in range(low, last + 1) if guards_hold(own, {symbol: size})]
+        multiple = (multiples or {}).get(symbol)
+        step, least = (1, 1) if multiple is None else (multiple.factor, multiple.size_for(1))
+        accepted = [size for size in range(low, last + 1, step) if guards_hold(own, {symbol: size})]
         begin, end = (accepted[0], accepted[-1]) if accepted else (low, last)
         # Multiples of a number, say, go on to the end though the last size is none of them.
-        apart = max((after - before for before, after in pairwise(accepted)), default=1)
+        apart = max((after - before for before, after in pairwise(accepted)), default=step)
         goes_on = last - end < apart
         if goes_on and high is not None:
             behind = range(high, max(low - 1, high - apart), -1)
             end = next((size for size in behind if guards_hold(own, {symbol: size})), end)
         result[symbol] = (begin, None if goes_on and high is None else end)
-        missing = [size for size in range(low, last + 1) if size not in set(accepted)]
-        if (missing or result[symbol][1] != high) and not (high is None and goes_on and missing == [1]):
+        missing = [size for size in range(low, last + 1, step) if size not in set(accepted)]
+        if (missing or result[symbol][1] != high) and not (high is None and goes_on and missing == [least]):
             warn_user(_warning(place(symbol, arguments), (low, high), result[symbol], missing), UserWarning)
     return result
 

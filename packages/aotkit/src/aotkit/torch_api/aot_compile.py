@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
 from ..artifact.package_sizes import declared_ranges, narrowed, opened
+from ..artifact.package_symbols import Multiple, shown_sizes
 from ..artifact.package_weights import overlaps_itself, shared_memory
 from ..artifact.records import Artifact
 from ..artifact.structure import describe_structure
@@ -80,6 +81,7 @@ def aot_compile(
             program = torch.export.export(model, own, named, dynamic_shapes=dynamic_shapes, strict=False)
     written = written_graph(program)
     inputs = _inputs(program)
+    inputs, multiples = _with_shown_sizes(inputs)
     _check_symbols(inputs)
     device = _device_of(inputs)
     variants: list[dict[str, Any]] = []
@@ -109,7 +111,7 @@ def aot_compile(
         "views": views,
         "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
         "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
-        **_interface(program, written.results, inputs, replace(artifact, guards=guards)),
+        **_interface(program, written.results, inputs, multiples, replace(artifact, guards=guards)),
     }
     write_package(path, manifest, sections, weights, signing_key)
     return os.fspath(path)
@@ -278,6 +280,14 @@ def _packed(artifact: Artifact) -> tuple[dict[str, bytes], dict[str, Any]]:
         raise PackageError(_CANT_PACK.format(error)) from error
 
 
+def _with_shown_sizes(inputs: Sequence[_Input]) -> tuple[list[_Input], list[Multiple]]:
+    """See Note [Multiples]."""
+    fakes = [entry.fake for entry in inputs]
+    with opened(_names(entry.fake for entry in inputs if not entry.is_constant)[1]):
+        multiples, shown = shown_sizes(fakes)
+    return [replace(entry, fake=shown(entry.fake)) for entry in inputs], multiples
+
+
 def _check_symbols(inputs: Sequence[_Input]) -> None:
     """Raise :class:`PackageError` for sizes of which no call tells the symbols: ``2 * b`` alone."""
     names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
@@ -293,7 +303,7 @@ def _check_symbols(inputs: Sequence[_Input]) -> None:
                     )
 
 
-def _names(fakes: Sequence[Any]) -> tuple[Names, Any]:
+def _names(fakes: Iterable[Any]) -> tuple[Names, Any]:
     names, shape_env = Names(), None
     for fake in fakes:
         for size in (*fake.shape, *fake.stride()) if isinstance(fake, torch.Tensor) else (fake,):
@@ -331,7 +341,11 @@ def _distinct(inputs: list[_Input]) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 def _interface(
-    program: ExportedProgram, outputs: Sequence[Any], inputs: list[_Input], artifact: Artifact
+    program: ExportedProgram,
+    outputs: Sequence[Any],
+    inputs: list[_Input],
+    multiples: Sequence[Multiple],
+    artifact: Artifact,
 ) -> dict[str, Any]:
     """Structures of arguments and results, sizes and ranges, as JSON."""
     names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
@@ -347,12 +361,13 @@ def _interface(
     written = {info.index for info in artifact.metadata.inputs if info.mutation.value != "none"}
     variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
     arguments = [_argument(inputs[i], names, k in written) for k, i in enumerate(variable) if inputs[i].weight is None]
-    declared = declared_ranges(program.range_constraints, names.numbers)
+    declared = declared_ranges(program.range_constraints, names.numbers, multiples)
+    by_number = {names.numbers[str(multiple.size)]: multiple for multiple in multiples}
     return {
         "inputs": structure,
         "outputs": _numbered(describe_structure(result, lambda v: isinstance(v, _Leaf), leaves := []), leaves),
         "arguments": arguments,
-        "ranges": narrowed(declared, artifact.guards, arguments),
+        "ranges": narrowed(declared, artifact.guards, arguments, by_number),
     }
 
 
