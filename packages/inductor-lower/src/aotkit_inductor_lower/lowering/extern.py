@@ -165,11 +165,11 @@ def _results(
                 names.append(None)
                 values.append(_written_argument(ctx, node, target, position))
             elif isinstance(item, list | tuple):  # the call's results are a row, in which the list's elements stand
-                parts = [_result(ctx, node, f"{position}_{number}", part) for number, part in enumerate(item)]
+                parts = [_result(ctx, node, target, f"{position}_{number}", part) for number, part in enumerate(item)]
                 names += [name for name, _ in parts]
                 values.append([value for _, value in parts])
             else:
-                name, value = _result(ctx, node, str(position), item)
+                name, value = _result(ctx, node, target, str(position), item)
                 names.append(name)
                 values.append(value)
         return tuple(names), values
@@ -178,12 +178,14 @@ def _results(
     )
 
 
-def _result(ctx: LoweringContext, node: Node, position: str, item: object) -> tuple[str | None, NodeValue]:
+def _result(
+    ctx: LoweringContext, node: Node, target: torch._ops.OpOverload, position: str, item: object
+) -> tuple[str | None, NodeValue]:
     """The name of a result that a call gives beside others, if it is a tensor, and the value."""
     if item is None:
         return None, None
     if isinstance(item, torch.Tensor):
-        view = _declare(ctx, f"{node.name}_{position}", node.target, item)
+        view = _declare(ctx, f"{node.name}_{position}", target, item)
         return view.buffer, view
     if isinstance(item, int | torch.SymInt):
         # Philox seeds and the like: integers known from the fake run only if they are plain
