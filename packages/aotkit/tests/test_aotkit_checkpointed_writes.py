@@ -17,6 +17,9 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import aotkit
 from aotkit_aot_trace import Unsupported
 
+RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+# Before torch 2.12 distributed tensors hold their mesh inside an object, which has no form in JSON.
+OPTIONS = {"fallback": "error"} if RELEASE >= (2, 12) else {"fallback": "error", "verify": False}
 needs_ranks = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
 if dist.is_available():
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -188,7 +191,7 @@ def compare(
     other = make(function)
     torch._dynamo.reset()
     expected = state_after(module, module, run)
-    compiled = torch.compile(other, backend="aotkit", options={"fallback": "error"}, fullgraph=True, **options)
+    compiled = torch.compile(other, backend="aotkit", options=OPTIONS, fullgraph=True, **options)
     got = state_after(other, compiled, run)
     for name, a, b in zip([n for n, _ in module.named_buffers()] + ["rest"] * 99, got, expected, strict=False):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
@@ -420,7 +423,7 @@ def test_a_buffer_that_is_a_tensor_subclass_is_not_written_to_in_a_region(one_ra
         torch._dynamo.reset()
         m = spread(Blocks(function), one_rank)
         m.count = distribute_tensor(m.count, one_rank, [Replicate()])
-        compiled = torch.compile(m, backend="aotkit", options={"fallback": "error"})
+        compiled = torch.compile(m, backend="aotkit", options=OPTIONS)
         with pytest.raises(BackendCompilerFailed, match=reason):
             compiled(torch.randn(7, 5))
 

@@ -62,3 +62,19 @@ def test_a_custom_operator_that_keeps_its_word_is_looked_at_once(library: torch.
     for _ in range(3):
         torch.testing.assert_close(compiled(x), (x * 2 + 1) * 3)
     assert len(modes) == 3 and modes[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [0.0, float("inf"), float("nan")])
+def test_the_check_of_a_gradient_scaler_is_compiled(bad: float) -> None:
+    """Its operator gives a list beside a tensor."""
+
+    def fn(a: Tensor, b: Tensor, found: Tensor, inverse: Tensor) -> Tensor:
+        torch._amp_foreach_non_finite_check_and_unscale_([a, b], found, inverse)
+        return torch.where(found > 0, 0.0, a.sum() + b.sum())
+
+    def arguments() -> list[Tensor]:
+        return [torch.arange(3.0), torch.ones(2, 3).t() + bad, torch.zeros(1), torch.tensor([0.5])]
+
+    given, wanted = arguments(), arguments()
+    found = torch.compile(fn, backend="aotkit", options={"fallback": "error"})(*given)
+    torch.testing.assert_close([found, *given], [fn(*wanted), *wanted], equal_nan=True)

@@ -15,8 +15,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import aotkit  # noqa: F401  # registers the backend
 
-OPTIONS = {"fallback": "error"}
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+# Before torch 2.12 such tensors hold their mesh inside an object, which has no form in JSON.
+OPTIONS = {"fallback": "error"} if RELEASE >= (2, 12) else {"fallback": "error", "verify": False}
 
 
 @pytest.fixture(scope="module")

@@ -235,3 +235,11 @@ def test_sizes_that_depend_on_data_beside_arguments_that_share_memory(read: Call
         got = compiled(torch.arange(3.0), mask, rows[0], rows[0])
         want = fn(torch.arange(3.0), mask, theirs[0], theirs[0])
         torch.testing.assert_close((*got, rows), (*want, theirs))
+
+
+def test_a_part_of_an_argument_whose_place_tensors_tell_beside_a_result_with_a_gradient() -> None:
+    def fn(x: torch.Tensor, start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = x.detach().narrow(0, start, length)
+        return part, x * 2
+
+    assert_like_eager(fn, *((grad(6, 2), torch.tensor(a), torch.tensor(b)) for a, b in ((1, 2), (0, 6), (4, 0))))

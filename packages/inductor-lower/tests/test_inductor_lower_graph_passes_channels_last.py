@@ -80,6 +80,21 @@ def test_groups_of_several_channels_are_no_reason_for_the_layout():
     assert image_layouts(run_graph_passes(graph, LowerOptions())) == [False, False]
 
 
+@pytest.mark.covers("F5c.6")
+def test_convolutions_whose_weights_are_much_larger_than_their_images_keep_their_layout():
+    """Weights are reordered in each call; weights of one tap lie the same either way."""
+    late = (nn.Conv2d(8, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 200, 1), nn.Conv2d(200, 8, 1))
+    model = randomized(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(8), *late))
+    x = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    graph, state = traced(model, x)
+    assert image_layouts(run_graph_passes(graph, LowerOptions())) == [True, False, True, True]
+    got = compile_graph(graph, options=LowerOptions(verify=True))([*state, x])[0]
+    with torch.no_grad():
+        expected = model(x)
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.covers("F5h.14")
 def test_results_have_the_strides_that_they_had():
     model = randomized(nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(6))))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph, lower_graph, schedule_program
+from aotkit_inductor_lower import LowerOptions, compile_graph, lower_graph, schedule_program
 from aotkit_inductor_lower.errors import FakeKernelError, UnsupportedGraphError
 from aotkit_inductor_lower.ir import ExternCall
 from aotkit_inductor_lower.launch_plan.layout import Layout
@@ -268,3 +268,31 @@ def test_the_copy_of_a_tensor_that_overlaps_itself_may_do_so_too():
     graph = make_fx(lambda x, part: torch.select_scatter(x, part, 1, -5), tracing_mode="fake")(x, part)
     (found,), wanted = compile_graph(graph)([x, part]), torch.select_scatter(x, part, 1, -5)
     assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
+@pytest.fixture(scope="module")
+def several():
+    """An operator that gives a list of tensors between two tensors."""
+    library = torch.library.Library("lowering_extern_lists", "DEF")
+    library.define("several(Tensor x, int n) -> (Tensor, Tensor[], Tensor)")
+    library.impl("several", lambda x, n: (x + 1, [(x * k).T.contiguous() for k in range(n)], x.sum(0)), "CPU")
+
+    def fake(x, n):
+        return torch.empty_like(x), [x.new_empty(x.shape[::-1]) for _ in range(n)], x.new_empty(x.shape[1:])
+
+    torch.library.register_fake("lowering_extern_lists::several", fake, lib=library)
+    yield torch.ops.lowering_extern_lists.several
+    library._destroy()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+@pytest.mark.parametrize("processor", ["host", "interpreter"])
+def test_a_list_among_the_results_of_a_call_is_taken_apart(several, n, processor):
+    def f(x):
+        first, between, last = several(x * 2, n)
+        return [first.sin(), last + 1, *(part.cos() for part in between[:2]), *between[2:]]
+
+    graph = make_fx(f, tracing_mode="symbolic")(torch.ones(3, 4))
+    compiled = compile_graph(graph, options=LowerOptions(processor=processor))
+    for x in (torch.randn(3, 4), torch.randn(5, 2)):
+        torch.testing.assert_close(compiled([x]), f(x))

@@ -331,6 +331,22 @@ def test_calls_into_aten_and_errors_of_kernels(freezing: bool, tmp_path: Path, s
     assert "an index is out of range for the dimension it selects from" in printed
 
 
+class Unscaled(nn.Module):
+    """An operator whose results are a list and a tensor."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = torch.ops.aten._amp_foreach_non_finite_check_and_unscale([a, b], found, torch.full((1,), 0.5))
+        return parts[0][0] + 1, parts[0][1], parts[1] * 2
+
+
+def test_a_list_among_the_results_of_a_call(tmp_path: Path, serve: Callable[..., str]) -> None:
+    example = (torch.randn(3), torch.randn(2, 2), torch.zeros(1))
+    aotkit.aot_compile(Unscaled(), example, tmp_path / "list.aotkit")
+    inputs = [example, (torch.ones(3), torch.full((2, 2), torch.inf), torch.zeros(1))]
+    calls = [(list(args), leaves(Unscaled()(*args))) for args in inputs]
+    assert all_right(2) in serve(tmp_path / "list.aotkit", calls)
+
+
 @torch.library.custom_op("runner_tests::scale", mutates_args=())
 def scale(x: torch.Tensor) -> torch.Tensor:
     """An operator that only Python knows."""

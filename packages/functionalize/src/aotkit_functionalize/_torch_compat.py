@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -200,7 +200,16 @@ def is_viewed(wrapper: torch.Tensor) -> bool:
 def replay_views(wrapper: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Take of ``base`` the views by which ``wrapper`` was made of the tensor that its storage began with."""
     sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
-    return torch._C._functionalization.apply_view_meta_sequence(base, sequence) if sequence else base
+    if not sequence:
+        return base
+    with _no_names_due(base):
+        return torch._C._functionalization.apply_view_meta_sequence(base, sequence)
+
+
+def _no_names_due(value: torch.Tensor) -> AbstractContextManager[Any]:
+    """Names that sizes get meanwhile are of this replay alone: torch does not wait for a node that gives them."""
+    sizes = value.fake_mode.shape_env if isinstance(value, FakeTensor) else None
+    return nullcontext() if sizes is None else sizes.ignore_fresh_unbacked_symbols()
 
 
 def views_of_storage(wrapper: torch.Tensor) -> tuple[Any, ...]:
@@ -223,7 +232,9 @@ def sources_of_views(wrapper: torch.Tensor, operator: str, base: torch.Tensor, s
     sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)[skip:]
     for place, view in enumerate(sequence):
         if place and type(view).__name__ == f"{operator}_ViewMeta":
-            yield torch._C._functionalization.apply_view_meta_sequence(base, sequence[:place])
+            with _no_names_due(base):
+                source = torch._C._functionalization.apply_view_meta_sequence(base, sequence[:place])
+            yield source
 
 
 def functional_views(wrapper: torch.Tensor) -> int:

@@ -558,9 +558,13 @@ void Program::run_extern(const Extern &extern_call, Call &call) const {
   }
   extern_call.handle->callBoxed(stack);
   if (extern_call.out) return;
-  if (extern_call.several && stack.size() == 1 && stack[0].isList()) {
-    const auto list = stack[0].toListRef().vec();
-    stack.assign(list.begin(), list.end());
+  if (extern_call.several) {  // the elements of a list stand in a row with the other results
+    torch::jit::Stack row;
+    for (const c10::IValue &given : stack) {
+      if (!given.isList()) row.push_back(given);
+      else for (const c10::IValue &element : given.toListRef().vec()) row.push_back(element);
+    }
+    stack = std::move(row);
   }
   for (size_t k = 0; k < extern_call.results.size(); ++k) {
     if (extern_call.results[k] < 0) continue;

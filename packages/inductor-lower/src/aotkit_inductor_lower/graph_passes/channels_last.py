@@ -39,6 +39,7 @@ _CONVOLUTION = aten.convolution.default
 _BACKWARD = aten.convolution_backward.default
 _NORM = aten._native_batch_norm_legit_no_training.default
 _MOST_COPIED = 0.25  # copied bytes of images, as a share of what the convolutions read and write
+_HEAVY = 2.0  # times the size of its images, see :func:`_is_heavy`
 _OWN_PART = 0.2  # of the images, see :func:`gains_in_training`
 _FEW_TAPS, _CHANNELS = 9, 64
 _TYPES = torch.float32, torch.bfloat16
@@ -128,7 +129,19 @@ def _suits(node: Node) -> bool:
     values = values[first:]
     if not on_host(image) or transposed or not (groups == 1 or values[1].shape[1] == 1):
         return False
-    return not any(isinstance(size, int) and size == 1 for size in image.shape[2:])
+    return not (any(isinstance(size, int) and size == 1 for size in image.shape[2:]) or _is_heavy(node))
+
+
+def _is_heavy(node: Node) -> bool:
+    """Whether a convolution has weights that are much larger than its images, as in the last stages of a network.
+
+    They would be reordered twice in each step, and their gradients once; to reorder the images is little beside that.
+    """
+    image, weight = (_value(arg) for arg in node.args[_first_tensor(node) : _first_tensor(node) + 2])
+    if weight.dim() != 4 or weight.is_contiguous(memory_format=torch.channels_last):
+        return False
+    result = node.meta["val"] if node.target is _CONVOLUTION else _value(node.args[0])
+    return _numel(weight) > _HEAVY * (_numel(image) + _numel(result))
 
 
 class _Plan:
@@ -165,6 +178,8 @@ class _Plan:
         changed = [arg for arg in node.all_input_nodes if arg in self.values]
         if not changed:
             return True
+        if node.target in (_CONVOLUTION, _BACKWARD) and _is_heavy(node):
+            return all(self._restore(arg, node) for arg in changed)
         if node.op == "call_function" and (node.target in _FOLLOWS or _is_elementwise(node) or _is_getitem(node)):
             if self._run(node):
                 return True

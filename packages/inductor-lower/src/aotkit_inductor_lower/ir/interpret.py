@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import IRError
+from ..ops.aten import in_a_row
 from ..ops.dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
 from ..ops.fixups import FIX_UPS
 from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr, with_computed
@@ -214,7 +215,7 @@ class ProgramRun:
     def run_extern(self, call: ExternCall) -> None:
         target: Any = FIX_UPS.get(call.target) or reduce(getattr, call.target.split("."), torch.ops)
         found = target(*(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs})
-        results = list(found) if isinstance(found, tuple | list) else [found]
+        results = in_a_row(found) if isinstance(found, tuple | list) else [found]
         if len(call.results) > len(results):
             raise IRError(f"extern {call.name}: {call.target} gave {len(results)} results, not {len(call.results)}")
         for name, result in zip(call.results, results, strict=False):

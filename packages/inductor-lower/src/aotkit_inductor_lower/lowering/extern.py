@@ -160,27 +160,35 @@ def _results(
         names: list[str | None] = []
         values: list[NodeValue] = []
         for position, item in enumerate(val):
-            if item is None:
+            written = position < len(writes) and writes[position] and len(returns) == len(val)
+            if written and isinstance(item, torch.Tensor):
                 names.append(None)
-                values.append(None)
-            elif isinstance(item, torch.Tensor):
-                if position < len(writes) and writes[position] and len(returns) == len(val):
-                    names.append(None)
-                    values.append(_written_argument(ctx, node, target, position))
-                    continue
-                view = _declare(ctx, f"{node.name}_{position}", target, item)
-                names.append(view.buffer)
-                values.append(view)
-            elif isinstance(item, int | torch.SymInt):
-                # Philox seeds and the like: integers known from the fake run only if they are plain
-                names.append(None)
-                values.append(ctx.sizes.expr(item))
+                values.append(_written_argument(ctx, node, target, position))
+            elif isinstance(item, list | tuple):  # the call's results are a row, in which the list's elements stand
+                parts = [_result(ctx, node, f"{position}_{number}", part) for number, part in enumerate(item)]
+                names += [name for name, _ in parts]
+                values.append([value for _, value in parts])
             else:
-                raise ctx.unsupported(node, f"its result {position} is a {type(item).__name__}")
+                name, value = _result(ctx, node, str(position), item)
+                names.append(name)
+                values.append(value)
         return tuple(names), values
     raise ctx.unsupported(
         node, f"its result is a {type(val).__name__} that depends on data", "keep it outside the compiled region"
     )
+
+
+def _result(ctx: LoweringContext, node: Node, position: str, item: object) -> tuple[str | None, NodeValue]:
+    """The name of a result that a call gives beside others, if it is a tensor, and the value."""
+    if item is None:
+        return None, None
+    if isinstance(item, torch.Tensor):
+        view = _declare(ctx, f"{node.name}_{position}", node.target, item)
+        return view.buffer, view
+    if isinstance(item, int | torch.SymInt):
+        # Philox seeds and the like: integers known from the fake run only if they are plain
+        return None, ctx.sizes.expr(item)
+    raise ctx.unsupported(node, f"its result {position} is a {type(item).__name__}")
 
 
 def _declare(ctx: LoweringContext, name: str, target: torch._ops.OpOverload, val: torch.Tensor) -> View:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch.fx import Node
@@ -16,6 +17,7 @@ __all__ = [
     "addresses_storage",
     "call_counts",
     "collective_role",
+    "in_a_row",
     "is_creation",
     "is_opaque_result",
     "is_random",
@@ -24,6 +26,7 @@ __all__ = [
     "may_alias_arguments",
     "out_overload",
     "resolve_target",
+    "returns_lists",
     "returns_several",
 ]
 
@@ -179,6 +182,20 @@ def is_opaque_result(target: str, position: int) -> bool:
     returns = resolve_target(target)._schema.returns
     is_attention = target.startswith("aten.") and "attention" in target
     return is_attention and position < len(returns) and returns[position].name in _OPAQUE_NAMES
+
+
+def in_a_row(results: Sequence[Any]) -> list[Any]:
+    """The results of a call, with the elements of a list among them in the list's place."""
+    row: list[Any] = []
+    for result in results:
+        row += result if isinstance(result, list | tuple) else [result]
+    return row
+
+
+def returns_lists(target: str) -> bool:
+    """Whether the op gives a tuple some of whose parts are lists; its results in one row are the lists' elements."""
+    returns = resolve_target(target)._schema.returns
+    return len(returns) > 1 and any(isinstance(given.type, torch.ListType) for given in returns)
 
 
 def returns_several(target: str) -> bool:

@@ -14,7 +14,7 @@ import torch.autograd.profiler as _profiler
 from ..errors import BindError
 from ..launch_plan.loaded import Alignment, Loaded
 from ..launch_plan.records import CallExtern, CompiledProgram, LaunchPlan
-from ..ops.aten import resolve_target
+from ..ops.aten import in_a_row, resolve_target
 from ..ops.fixups import FIX_UPS
 from ..targets import LOADERS
 from .arena import ArenaPool
@@ -124,6 +124,7 @@ def _bound(
         empty_strided=torch.empty_strided,
         aligned_copy=aligned_copy,
         conform=conform,
+        in_a_row=in_a_row,
         data_ptr=torch.Tensor.data_ptr,
         place=_place,
         free=pool.free_list(),

@@ -25,7 +25,7 @@ from ..launch_plan.records import (
     View,
 )
 from ..memory.huge_pages import LARGE
-from ..ops.aten import is_opaque_result, returns_several
+from ..ops.aten import is_opaque_result, returns_lists, returns_several
 from ..ops.fixups import FIX_UPS
 from ..symbolic import Call, Expr, Symbol, product, to_expr
 from .constant_places import MANY_CONSTANTS
@@ -323,6 +323,7 @@ class PlanEmitter:
             guard = next(_refs(step.args)) if step.target in FIX_UPS else None
             self.lines.append(f"if {self.tensor_names[guard]}.item(): {call}" if guard is not None else call)
         elif returns_several(step.target):
+            call = f"in_a_row({call})" if returns_lists(step.target) else call
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
         else:
             self.lines.append(f"{names[0]} = {call}")
