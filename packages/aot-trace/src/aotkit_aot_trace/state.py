@@ -98,15 +98,15 @@ class TransformState:
 
 def _leave_transform() -> None:
     """Undo the innermost transform of ``torch.func``."""
-    functorch: Any = torch._C._functorch
-    kinds = functorch.TransformType
+    levels: Any = torch._C._functorch
+    kinds = levels.TransformType
     leave = {
-        kinds.Grad: functorch._grad_decrement_nesting,
-        kinds.Jvp: functorch._jvp_decrement_nesting,
-        kinds.Vmap: functorch._vmap_decrement_nesting,
-        kinds.Functionalize: functorch._func_decrement_nesting,
+        kinds.Grad: levels._grad_decrement_nesting,
+        kinds.Jvp: levels._jvp_decrement_nesting,
+        kinds.Vmap: levels._vmap_decrement_nesting,
+        kinds.Functionalize: levels._func_decrement_nesting,
     }
-    leave[functorch.peek_interpreter_stack().key()]()
+    leave[levels.peek_interpreter_stack().key()]()
 
 
 def _is_dual() -> bool:
