@@ -27,7 +27,13 @@ LOW_SPLITS = {"units": 4, "least": 8, "chunk": 16, "long_row": 24, "columns": 4}
 
 #: By module and name. Other modules that import a name are listed with it.
 LOW: dict[str, dict[str, Any]] = {
-    "graph_passes.channels_last": {"_MOST_COPIED": 4.0, "_HEAVY": 8.0, "_OWN_PART": 0.0, "_FEW_TAPS": 9, "_CHANNELS": 1},
+    "graph_passes.channels_last": {
+        "_MOST_COPIED": 4.0,
+        "_HEAVY": 8.0,
+        "_OWN_PART": 0.0,
+        "_FEW_TAPS": 9,
+        "_CHANNELS": 1,
+    },
     "graph_passes.fuse_attention": {"_SMALLEST": 1},
     "graph_passes.multiply_patches": {"RESULTS": 1, "SUMMED": 1, "SHORT": (1, 1)},
     "graph_passes.widen_packed": {"BLOCK": 1 << 12},
