@@ -260,14 +260,16 @@ def test_floats_of_sizes_that_torch_merges_are_numbers_of_kernels():
         lambda n: math.ceil(math.floor(n * 0.7)) + math.trunc(round(n / 3)),
         lambda n: math.ceil(math.ceil(n - int(n * 0.3))),  # of a sum, which could be negative for all that is known
         lambda n: math.floor(max(int(n * 0.3), n // 2)) - math.floor(math.ceil(n**0.5)) + 3,
+        lambda n: int(n * 0.7) + round(n**0.5),
     ],
 )
-def test_a_size_that_is_rounded_twice_is_that_of_the_program(size):
+def test_a_size_that_is_rounded_once_or_twice_is_that_of_the_program(size):
     def function(x):
         rows = size(x.shape[0])
         return x.new_ones(rows).cumsum(0) * rows, x[: size(x.shape[0])]
 
-    compiled = torch.compile(function, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    options = {"fallback": "error", "verify": True}  # programs are printed and read back
+    compiled = torch.compile(function, backend="aotkit", dynamic=True, options=options)
     for rows in (10, 7, 33):
         x = normal(rows, 2)
         torch.testing.assert_close(compiled(x), function(x))

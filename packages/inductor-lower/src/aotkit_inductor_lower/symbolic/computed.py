@@ -70,7 +70,7 @@ class ComputedSizes:
                 )
             text = write_size(tree)
             if signed(part):
-                above, below = self._add(f"max({text}, 0)"), self._add(f"max(-({text}), 0)")
+                above, below = (self._add(write_size(parse_size(f"max({s}({text}), 0)"))) for s in ("", "-"))
                 self._known[part] = above - below
             else:
                 self._known[part] = self._add(text)
