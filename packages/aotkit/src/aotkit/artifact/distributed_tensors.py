@@ -21,7 +21,6 @@ from aotkit_cache import Uncacheable
 
 __all__ = ["describe_mesh", "is_mesh", "meshes_of", "state_of_distributed_tensors"]
 
-
 _TOLD = ("_get_root_mesh", "_flatten_mapping", "_layout")
 
 
@@ -115,7 +114,7 @@ def _rules_of_users(dispatcher: Any, allowed: Mapping[str, str]) -> Iterator[str
         for operator, rule in table.items():
             name = operator._schema.name.replace("::", ".")
             if not _is_torchs(rule) and name not in allowed:
-                yield f"{name}"
+                yield name
 
 
 def _is_torchs(rule: Any) -> bool:

@@ -235,13 +235,14 @@ class _Inputs:
     names: Names
     allowed: Mapping[str, str]
     storages: dict[int, int] = field(default_factory=dict)
+    meshes: dict[int, int] = field(default_factory=dict)
 
     def describe(self, value: Any, fake: Any, where: str) -> Any:
         names, storages = self.names, self.storages
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return {"symbol": names.text(value)}
         if is_mesh(value):
-            return describe_mesh(value)
+            return self._mesh(value)
         if not isinstance(value, torch.Tensor):
             return value  # plain data has a canonical text, anything else has none
         kind = type(value)
@@ -260,6 +261,13 @@ class _Inputs:
         if base is not None:
             described["base"] = _tensor(base, None if fake is None else fake._base, names)
         return described
+
+    def _mesh(self, mesh: Any) -> Any:
+        """A mesh, written out where it is met first: all parameters of a model have the same."""
+        if id(mesh) in self.meshes:
+            return {"mesh": self.meshes[id(mesh)]}
+        self.meshes[id(mesh)] = len(self.meshes)
+        return describe_mesh(mesh)
 
     def _subclass(self, value: Any, fake: Any, where: str) -> Any:
         """A wrapper: its class by name and version, its context, and what it holds."""

@@ -9,14 +9,14 @@ Note [Multiples]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["Multiple", "in_sizes", "shown_sizes"]
+__all__ = ["Multiple", "in_sizes", "shown_sizes", "with_sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,8 @@ class Multiple:
         return expr.xreplace({self.symbol: FloorDiv(self.size - self.offset, self.factor)})
 
 
-def shown_sizes(fakes: Iterable[Any]) -> tuple[list[Multiple], Callable[[Any], Any]]:
-    """See Note [Multiples]: the symbols without a size of their own, and what makes a fake argument one with the new
-    symbols."""
+def shown_sizes(fakes: Iterable[Any]) -> list[Multiple]:
+    """See Note [Multiples]: the symbols without a size of their own, with the new symbols of sizes that show them."""
     given: list[Any] = [size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape]
     sizes = [size for size in given if isinstance(size, torch.SymInt)]
     alone = {size.node.expr for size in sizes if size.node.expr.is_Symbol}
@@ -58,8 +57,7 @@ def shown_sizes(fakes: Iterable[Any]) -> tuple[list[Multiple], Callable[[Any], A
             factor, offset = expr.coeff(symbol, 1), expr.coeff(symbol, 0)
             if expr == factor * symbol + offset and factor.is_Integer and factor > 0 and offset.is_Integer:
                 found[symbol] = _noted(size, symbol, int(factor), int(offset))
-    made = [*found.values()]
-    return made, lambda fake: _with_sizes(fake, made)
+    return [*found.values()]
 
 
 def _noted(shown: torch.SymInt, symbol: Any, factor: int, offset: int) -> Multiple:
@@ -88,7 +86,8 @@ def in_sizes(expr: Any, multiples: Sequence[Multiple]) -> Any:
     return expr
 
 
-def _with_sizes(fake: Any, multiples: Sequence[Multiple]) -> Any:
+def with_sizes(fake: Any, multiples: Sequence[Multiple]) -> Any:
+    """A fake argument with the new symbols."""
     told = {multiple.symbol for multiple in multiples}
 
     def size_of(size: Any) -> Any:

@@ -23,7 +23,7 @@ from ..artifact.frozen import FrozenArguments
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
 from ..artifact.package_sizes import declared_ranges, narrowed, opened
-from ..artifact.package_symbols import Multiple, in_sizes, shown_sizes
+from ..artifact.package_symbols import Multiple, in_sizes, shown_sizes, with_sizes
 from ..artifact.package_weights import overlaps_itself, shared_memory
 from ..artifact.records import Artifact
 from ..artifact.structure import describe_structure
@@ -286,8 +286,8 @@ def _with_shown_sizes(inputs: Sequence[_Input]) -> tuple[list[_Input], list[Mult
     """See Note [Multiples]."""
     fakes = [entry.fake for entry in inputs]
     with opened(_names(entry.fake for entry in inputs if not entry.is_constant)[1]):
-        multiples, shown = shown_sizes(fakes)
-    return [replace(entry, fake=shown(entry.fake)) for entry in inputs], multiples
+        multiples = shown_sizes(fakes)
+        return [replace(entry, fake=with_sizes(entry.fake, multiples)) for entry in inputs], multiples
 
 
 def _check_symbols(inputs: Sequence[_Input]) -> None:
