@@ -214,7 +214,8 @@ EXCEPTIONS: dict[str, str] = {
         targets.cpu.render.few_rows LINE BLOCK
         targets.cpu.render.few_rows_along_columns STEPS TOGETHER
         targets.cpu.render.few_rows_along_sums STRIP AHEAD NARROW MOST_BYTES_APART AHEAD_APART JOINED LONG
-        targets.cpu.render.few_rows_in_digits STEPS
+        targets.cpu.render.few_rows_in_digits STEPS FACTORS
+        targets.cpu.render.panels_apart STREAMS
         targets.cpu.render.digits LEAST FRACTION
         targets.cpu.render.few_rows_of_bytes_in_digits DIGITS OF_DIGIT BITS
         targets.cpu.render.few_rows_in_panels

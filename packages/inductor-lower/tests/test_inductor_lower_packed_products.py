@@ -24,6 +24,7 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.choose_few_rows import FULL
+from aotkit_inductor_lower.targets.cpu.render import panels_apart
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_digits import FewRowsInDigits, multiplies_digits
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
@@ -262,6 +263,31 @@ def test_each_row_has_digits_of_its_own(rows: int, panels: list[FewRowsInPanels]
             alone, true = x[row : row + 1], x[row : row + 1].double() @ weight.t()
             check_near(got[row : row + 1], int4(alone, packed, group, scales), true)
         assert isinstance(panels[-1], IN_DIGITS) == multiplies_short_digits(cpu_target().machine)
+
+
+@needs_panels
+@needs_pairs
+@pytest.mark.parametrize("count", [1, 2, 3, 21])
+def test_panels_that_lie_apart_have_the_same_sums(
+    count: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of panels is, and of threads, and where not all that is multiplied is finite."""
+    (x, packed, scales), weight = operands(2, 64 * count, 1024, 64, torch.bfloat16)
+    broken = scales.clone()
+    broken[3, -1, 0] = math.inf
+    monkeypatch.setattr(panels_apart, "AMD", (cpu_target().machine.cpu,))
+    for rows in (1, 2):
+        found = []
+        for streams in (1, 2, 3):
+            monkeypatch.setattr(panels_apart, "STREAMS", streams)
+            made = compiled(of_group(64), x[:rows], packed, scales)
+            for number in (1, 2):
+                threads(number)
+                found.append([run(made, x[:rows], packed, given) for given in (scales, broken)])
+        check_near(found[0][0], int4(x[:rows], packed, 64, scales), x[:rows].double() @ weight.t())
+        assert not found[0][1][:, -1].isfinite().any() and found[0][1][:, :-1].isfinite().all()
+        for one, other in itertools.pairwise(found):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @needs_panels

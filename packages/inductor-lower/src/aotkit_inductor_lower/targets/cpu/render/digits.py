@@ -26,12 +26,12 @@ def powers_of(ops: Ops, largest: Ssa, bits: int) -> tuple[Ssa, Ssa]:
     return em.here("float", f"bitcast {power.typed} to float"), unit
 
 
-def digits_of(ops: Ops, value: Ssa, count: int, bits: int) -> tuple[list[Ssa], Ssa]:
-    """``count`` digits of ``bits`` bits, each with a sign and in an i32, of a vector of floats, the lowest first; and
-    for each lane -1 where they are not the number, else 0."""
+def digits_of(ops: Ops, value: Ssa, count: int, bits: int) -> tuple[Ssa, list[Ssa], Ssa]:
+    """The whole numbers of a vector of floats, each in an i32; ``count`` digits of ``bits`` bits of them, each with a
+    sign and in an i32, the lowest first; and for each lane -1 where they are not the float, else 0."""
     em, lanes = ops.em, ops.lanes(value)
     wide = vector_type("i32", lanes)
-    rest = em.pure(wide, f"fptosi {value.typed} to {wide}", value)
+    whole = rest = em.pure(wide, f"fptosi {value.typed} to {wide}", value)
     back = em.pure(value.type, f"sitofp {rest.typed} to {value.type}", rest)
     differs = ops.compare("fcmp une", back, value)
     above, by = em.splat(imm(32 - bits, "i32"), lanes), em.splat(imm(bits, "i32"), lanes)
@@ -39,7 +39,7 @@ def digits_of(ops: Ops, value: Ssa, count: int, bits: int) -> tuple[list[Ssa], S
     for _ in range(count - 1):
         digits.append(ops.op("ashr", ops.op("shl", rest, above), above))
         rest = ops.op("ashr", ops.op("sub", rest, digits[-1]), by)
-    return [*digits, rest], em.pure(wide, f"sext {differs.typed} to {wide}", differs)
+    return whole, [*digits, rest], em.pure(wide, f"sext {differs.typed} to {wide}", differs)
 
 
 def dot_bytes(ops: Ops, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:

@@ -140,7 +140,7 @@ class FewRowsEmitter(KernelEmitter):
             end = em.minimum(end, em.mul(self.behind, imm(self.strip)))
         if self.copied is not None and not self.copied_before:
             self._copy_left()
-        self.clear(self.sums)
+        self.clear(self.sums, self.joined)
         self.sum_strip(first, end)
         em.loop(imm(0), imm(self.count), 1, [], functools.partial(self._finish_row, first, end), "row")
         return []
@@ -199,14 +199,14 @@ class FewRowsEmitter(KernelEmitter):
         """No product yet."""
         return Ssa("zeroinitializer", self.vector_type)
 
-    def clear(self, sums: Ssa) -> None:
-        """A strip of zeros."""
+    def clear(self, sums: Ssa, strips: int) -> None:
+        """Some strips of zeros."""
 
         def clear(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self.store(self.zero(), sums, at)
             return []
 
-        self.em.loop(imm(0), imm(self.count * self.strip * self.joined), self.across, [], clear, "clear")
+        self.em.loop(imm(0), imm(self.count * self.strip * strips), self.across, [], clear, "clear")
 
     def multiply(self, a: Ssa, b: Ssa, total: Ssa) -> Ssa:
         """``a * b + total`` of vectors, rounded once."""

@@ -63,7 +63,7 @@ class FewRowsAlongColumns(FewRowsEmitter):
     def _sum_part(self, first: Ssa, end: Ssa, low: Ssa, high: Ssa) -> None:
         em = self.em
         if self.part is not self.sums:
-            self.clear(self.part)
+            self.clear(self.part, self.joined)
 
         def steps(low: Ssa, high: Ssa, _: list[Ssa]) -> list[Ssa]:
             whole = em.add(low, em.round_down(em.sub(high, low), self.steps))

@@ -27,7 +27,8 @@ from .body import address_of
 from .context import Vector
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
-from .few_rows_in_panels import FewRowsInPanels, Panels, Place
+from .few_rows_in_panels import Panels, Place
+from .panels_apart import PanelsApart
 
 __all__ = ["FewRowsInPairs", "is_bfloat16", "multiplies_pairs", "pairs_of"]
 
@@ -88,7 +89,7 @@ def is_bfloat16(left: Sequence[Instr]) -> bool:
     return isinstance(last, Compute) and last.op == "cast" and types.get(last.args[0]) is DType.BF16
 
 
-class FewRowsInPairs(FewRowsInPanels):
+class FewRowsInPairs(PanelsApart):
     """Panel by panel, in pairs of steps where all that is multiplied is finite and none of it tiny."""
 
     def __init__(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....ir import Compute, Const, DType, Instr, Load
@@ -148,41 +148,50 @@ class FewRowsInPanels(FewRowsEmitter):
 
     def _copy_left(self) -> list[Ssa]:
         super()._copy_left()
-        em, groups = self.em, self.before_first()
-        group = Symbol(self.site.inner[0].symbol)
+        em, group = self.em, Symbol(self.site.inner[0].symbol)
         zero = Ssa("0.0", "float")
         em.effect(f"store {zero.typed}, ptr {self.checked.text}")
 
         def of_group(row: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self.ctx.symbols[group] = at
-            copied = self.copied
-            assert copied is not None
-            start = self.left_offset(row, imm(0))
-
-            def add(k: Ssa, sums: list[Ssa]) -> list[Ssa]:
-                place = em.add(start, k)
-                value = self.load(copied, place)
-                added = value, self.ops.intrinsic("fabs", value)
-                totals = [self.ops.op("fadd", total, more) for total, more in zip(sums, added, strict=False)]
-                return [*totals, *self.watch(value, place, sums[2:])]
-
-            first = [self.zero(), self.zero(), *self.nothing_seen()]
-            found = em.loop(imm(0), self.padded(), self.across, carried(first), add, "sum")
-            total, largest = map(self._across, found[:2])
-            place = em.element("float", self.group_sums, em.add(em.mul(row, groups), at))
-            em.effect(f"store {total.typed}, ptr {place.text}")
-            before = em.here("float", f"load float, ptr {self.checked.text}")
-            most = em.here("float", f"fmul {largest.typed}, {LARGEST}")
-            none = em.here("float", f"fmul {most.typed}, 0.0")
-            after = self.spoiled(em.here("float", f"fadd {before.typed}, {none.text}"), found[2:])
-            em.effect(f"store {after.typed}, ptr {self.checked.text}")
-            self.group_copied(start, at, largest)
+            self.group_copied(row, at, self.left_offset(row, imm(0)))
             return []
 
         def of_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
-            return em.loop(imm(0), groups, 1, [], functools.partial(of_group, row), "group")
+            return em.loop(imm(0), self.before_first(), 1, [], functools.partial(of_group, row), "group")
 
         return em.loop(imm(0), imm(self.count), 1, [], of_row, "row")
+
+    def group_copied(self, row: Ssa, group: Ssa, start: Ssa) -> None:
+        """Comes behind the copy of a group of one row of the left factor, which is at ``start``."""
+        copied, ops = self.copied, self.ops
+        assert copied is not None
+
+        def add(k: Ssa, sums: list[Ssa]) -> list[Ssa]:
+            place = self.em.add(start, k)
+            value = self.load(copied, place)
+            added = value, ops.intrinsic("fabs", value)
+            totals = [ops.op("fadd", total, more) for total, more in zip(sums, added, strict=False)]
+            return [*totals, *self.watch(value, place, sums[2:])]
+
+        first = carried([self.zero(), self.zero(), *self.nothing_seen()])
+        found = self.em.loop(imm(0), self.padded(), self.across, first, add, "sum")
+        total, sizes = map(self.total, found[:2])
+        self.keep_sum(row, group, total)
+        self.check(self.em.here("float", f"fmul {sizes.typed}, {LARGEST}"), found[2:])
+
+    def keep_sum(self, row: Ssa, group: Ssa, total: Ssa) -> None:
+        """Writes the sum of a group of the left factor."""
+        place = self.em.element("float", self.group_sums, self.em.add(self.em.mul(row, self.before_first()), group))
+        self.em.effect(f"store {total.typed}, ptr {place.text}")
+
+    def check(self, most: Ssa, seen: list[Ssa]) -> None:
+        """Writes down if a sum might be as large as ``most``, and that is not finite; or what :meth:`watch` saw."""
+        em = self.em
+        before = em.here("float", f"load float, ptr {self.checked.text}")
+        none = em.here("float", f"fmul {most.typed}, 0.0")
+        after = self.spoiled(em.here("float", f"fadd {before.typed}, {none.text}"), seen)
+        em.effect(f"store {after.typed}, ptr {self.checked.text}")
 
     def nothing_seen(self) -> list[Ssa]:
         """What :meth:`watch` begins with."""
@@ -196,10 +205,7 @@ class FewRowsInPanels(FewRowsEmitter):
         """``checked``, or nan if what was seen must not be multiplied with numbers of few bits."""
         return checked
 
-    def group_copied(self, start: Ssa, group: Ssa, largest: Ssa) -> None:
-        """Comes behind the copy of a group of one row of the left factor, of which ``largest`` is the greatest size."""
-
-    def _across(self, total: Ssa) -> Ssa:
+    def total(self, total: Ssa) -> Ssa:
         """All lanes, added up in pairs."""
         lanes = self.across
         while lanes > 1:
@@ -211,22 +217,18 @@ class FewRowsInPanels(FewRowsEmitter):
     # -- sums ----------------------------------------------------------------------------------------------
 
     def sum_strip(self, first: Ssa, end: Ssa) -> None:
-        """All groups of a panel: with factored sums if all that is multiplied is finite."""
+        """All groups of each panel: with factored sums if all that is multiplied is finite."""
         em = self.em
         checked = em.here("float", f"load float, ptr {self.checked.text}")
         finite = em.here("i1", f"fcmp oeq {checked.typed}, 0.0")
+        em.choose(finite, None, functools.partial(self._sum_groups, factored=True), lambda: None)
+        self.over_panels(functools.partial(self._correct_panel, finite))
 
-        def factored() -> Ssa:
-            self._sum_groups(factored=True)
-            return self._are_finite()
-
-        def each_weight() -> None:
-            self.clear(self.sums)
-            self._sum_groups(factored=False)
-
-        right = em.choose(finite, "i1", factored, lambda: Ssa("false", "i1"))
+    def _correct_panel(self, finite: Ssa) -> None:
+        """Computes each weight where sums are not factored or not finite."""
+        right = self.em.choose(finite, "i1", self._are_finite, lambda: Ssa("false", "i1"))
         assert right is not None
-        em.choose(right, None, lambda: None, each_weight)
+        self.em.choose(right, None, lambda: None, self._sum_weights)
 
     def _are_finite(self) -> Ssa:
         """Whether all sums are: no scale and no zero was an infinity or a nan, and no sum of these overflowed."""
@@ -240,18 +242,32 @@ class FewRowsInPanels(FewRowsEmitter):
         none = self.ops.any(self.ops.compare("fcmp uno", total, self.zero()))
         return em.here("i1", f"xor {none.typed}, true")
 
+    def _sum_weights(self) -> None:
+        self.clear(self.sums, 1)
+        self._sum_groups(factored=False)
+
     def _sum_groups(self, *, factored: bool) -> None:
+        """Factored sums of all panels that are computed at once, or those of one panel."""
         groups, group = self.before_first(), Symbol(self.site.inner[0].symbol)
 
         def of_group(vectors: int, start: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self.ctx.symbols[group] = at
-            for rows in self.blocks:
-                self._sum_group(Vector(self.columns, imm(start), self.across, vectors), rows, factored=factored)
+            some = Vector(self.columns, imm(start), self.across, vectors)
+            sum_blocks = functools.partial(self._sum_blocks, some, factored=factored)
+            self.over_panels(sum_blocks) if factored else sum_blocks()
             return []
 
         for start in range(0, self.width, self.vectors * self.across):
             vectors = min(self.vectors, (self.width - start) // self.across)
             self.em.loop(imm(0), groups, 1, [], functools.partial(of_group, vectors, start), "group")
+
+    def over_panels(self, body: Callable[[], None]) -> None:
+        """``body`` for each of the panels that are computed at once."""
+        body()
+
+    def _sum_blocks(self, vector: Vector, *, factored: bool) -> None:
+        for rows in self.blocks:
+            self._sum_group(vector, rows, factored=factored)
 
     def _sum_group(self, vector: Vector, rows: range, *, factored: bool) -> None:
         """One group of some columns, in each part of the panel, for some rows."""
@@ -313,14 +329,21 @@ class FewRowsInPanels(FewRowsEmitter):
         """Those of a group that comes later, of the part of a panel that was entered."""
         self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
 
+    def ask_for_scales_beside(self, vector: Vector) -> None:
+        """Those of the same group in the next panel, if there are several."""
+        if self.outer:
+            self._prefetch(vector, Symbol(self.outer[-1].symbol), 1)
+
     def _prefetch(self, vector: Vector, along: Symbol, steps: int) -> None:
-        """What will be loaded so many steps of a loop later, of what was loaded last."""
+        """What will be loaded so many steps of a loop later, of what was loaded last. Of several loads from one tensor,
+        as scales and zeros are, one tells all lines."""
         em, ctx = self.em, self.ctx
-        for load in (i for i in self.right if isinstance(i, Load) and i.result in ctx.values):
+        for load in {i.buffer: i for i in self.right if isinstance(i, Load) and i.result in ctx.values}.values():
             if along is not self.inner and self.inner in load.indices[0].symbols:
                 continue
-            moved = load.indices[0].substitute({along: along + to_expr(steps)})
-            for copy in range(0, vector.interleave, max(1, LINE * 8 // width(load.dtype) // self.across)):
+            moved, slope = load.indices[0].substitute({along: along + to_expr(steps)}), ctx.slope(load.indices[0])
+            bits = width(load.dtype) * (1 if slope is None else slope.constant or 1)
+            for copy in range(0, vector.interleave, max(1, LINE * 8 // bits // self.across)):
                 pointer = address_of(ctx, load, moved, copy)
                 em.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
                 em.effect(f"call void @llvm.prefetch.p0(ptr {pointer.text}, i32 0, i32 3, i32 1)")
@@ -371,7 +394,11 @@ class FewRowsInPanels(FewRowsEmitter):
     # -- afterwards ----------------------------------------------------------------------------------------
 
     def _finish_row(self, first: Ssa, end: Ssa, row: Ssa, _: list[Ssa]) -> list[Ssa]:
-        """What becomes of the sums of a row, part by part."""
+        """What becomes of the sums of a row, panel by panel and part by part."""
+        self.over_panels(functools.partial(self._finish_panel, row))
+        return []
+
+    def _finish_panel(self, row: Ssa) -> None:
         em, ctx = self.em, self.ctx
         sums, step = em.mul(row, imm(self.strip)), 2 * self.across
         vectors = 2 if self.width % step == 0 else 1
@@ -382,7 +409,6 @@ class FewRowsInPanels(FewRowsEmitter):
             ctx.values[self.site.reduce.result] = Value(self.dtype, tuple(parts), varying=True)
             emit_body(ctx, self.after)
             self.leave()
-        return []
 
     def _enter_row(self, row: Ssa, part: int, vector: Vector) -> None:
         self.ctx.symbols[Symbol(self.panels.parts.symbol)] = imm(part)

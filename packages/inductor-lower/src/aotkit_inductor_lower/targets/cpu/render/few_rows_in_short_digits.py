@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
-from ....symbolic import Symbol, to_expr
 from ..machine import Machine
 from .body import address_of
 from .context import Vector
@@ -112,8 +111,9 @@ class FewRowsInShortDigits(FewRowsInPanels):
 
     # -- the left factor -----------------------------------------------------------------------------------
 
-    def group_copied(self, start: Ssa, group: Ssa, largest: Ssa) -> None:
-        """Writes the digits of a group whose copy is at ``start``, and the list of what they leave."""
+    def group_copied(self, row: Ssa, group: Ssa, start: Ssa) -> None:
+        """Writes the digits of a group, and the list of what they leave, too."""
+        super().group_copied(row, group, start)
         em = self.em
         group = em.unsigned("udiv", start, imm(self.size))
         # Of 255 in the last 8 bits the first digit would be 128: it counts as the next power of two.
@@ -170,18 +170,16 @@ class FewRowsInShortDigits(FewRowsInPanels):
         return self.em.here(a.type, f"call {a.type} @{symbol}({a.typed}, {b.typed})")
 
     def _largest(self, start: Ssa) -> Ssa:
-        """The bits of the number of a group that is farthest from 0, without a sign: as whole numbers they have the
-        same order. (What comes as ``largest`` is a bound, some powers of two above.)"""
+        """The bits of the number that is farthest from 0 in the group whose copy is at ``start``, without a sign, an
+        i32: as whole numbers these have the same order."""
         wide = vector_type("i32", self.across)
-        symbol = f"llvm.umax.v{self.across}i32"
 
         def compare(k: Ssa, before: list[Ssa]) -> list[Ssa]:
             assert self.copied is not None
             em, value = self.em, self.load(self.copied, self.em.add(start, k))
             bits = em.pure(wide, f"bitcast {value.typed} to {wide}", value)
             size = self.ops.op("and", bits, em.splat(imm((1 << 31) - 1, "i32"), self.across))
-            em.declare(symbol, wide, [wide, wide])
-            return [em.pure(wide, f"call {wide} @{symbol}({before[0].typed}, {size.typed})", before[0], size)]
+            return [self.ops.intrinsic("umax", before[0], size)]
 
         first = carried([Ssa("zeroinitializer", wide)])
         return self.over_lanes("umax", self.em.loop(imm(0), imm(self.size), self.across, first, compare, "largest")[0])
@@ -341,11 +339,8 @@ class FewRowsInShortDigits(FewRowsInPanels):
         self._fetch(place)
 
     def ask_for_scales(self, vector: Vector) -> None:
-        """Those of the same group in the next panel: a part of it has a line."""
-        panel = Symbol(self.outer[-1].symbol)
-        scale = next(i for i in self.made_by(self.panels.scale) if isinstance(i, Load))
-        place = address_of(self.ctx, scale, scale.indices[0].substitute({panel: panel + to_expr(1)}), 0)
-        self._fetch(place)
+        """A part of a panel has a line of them."""
+        self.ask_for_scales_beside(vector)
 
     def _fetch(self, place: Ssa) -> None:
         self.em.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])

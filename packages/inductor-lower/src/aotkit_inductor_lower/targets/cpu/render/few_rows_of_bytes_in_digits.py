@@ -102,7 +102,7 @@ class FewRowsOfBytesInDigits(FewRowsAlongSums):
         return [self.ops.intrinsic("umax", before[0], size)]
 
     def _write_digits(self, scale: Ssa, k: Ssa, before: list[Ssa]) -> list[Ssa]:
-        digits, differs = digits_of(self.ops, self.ops.op("fmul", self._floats(k), scale), DIGITS, OF_DIGIT)
+        _, digits, differs = digits_of(self.ops, self.ops.op("fmul", self._floats(k), scale), DIGITS, OF_DIGIT)
         for digit, value in enumerate(digits):
             bytes_ = self.ops.convert("trunc", value, "i8")
             self.em.effect(f"store {bytes_.typed}, ptr {self._place(digit, k).text}, align {self.across}")
