@@ -106,6 +106,21 @@ def resnet() -> nn.Module:
     return ResNetForImageClassification(config)
 
 
+def resnet18() -> nn.Module:
+    """ResNet-18: basic blocks, the last of which have weights much larger than small images."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+        num_labels=CLASSES,
+        problem_type="single_label_classification",
+    )
+    return ResNetForImageClassification(config)
+
+
 def vit() -> nn.Module:
     """Vision transformer, four layers of width 256, patches of 16."""
     from transformers import ViTConfig, ViTForImageClassification
@@ -286,6 +301,7 @@ MORE: dict[str, Case] = {
     "mobilenet": Case(mobilenet, image_batch, 8, 128, 64),
     "convnext": Case(convnext, image_batch, 4, 128, 64),
     "segformer": Case(segformer, pixel_batch, 2, 256, 64),
+    "resnet18": Case(resnet18, image_batch, 2, 160, 64),
     "unet": Case(UNet, pixel_batch, 2, 128, 32),
 }
 

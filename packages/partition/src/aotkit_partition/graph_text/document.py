@@ -30,7 +30,7 @@ from ..errors import GraphFormatError, UnserializableGraphError
 from .node_meta import MetaReader, MetaWriter
 from .symbols import SymbolReader, SymbolWriter
 from .targets import PROCESS_LOCAL_TARGETS, find_target, target_name
-from .tensors import MetadataReader, MetadataWriter, read_constant, write_constant
+from .tensors import WRITTEN_TYPES, MetadataReader, MetadataWriter, read_constant, write_constant
 from .values import ValueReader, ValueWriter
 
 FORMAT = "aotkit-graph"
@@ -219,9 +219,7 @@ class _GraphWriter:
 
 def _passes_by(node: torch.fx.Node) -> bool:
     """An argument that is neither tensor nor number, and that nothing reads: the mesh of distributed tensors, say."""
-    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, str, tuple, list, dict)
-    value = node.meta["val"]
-    return node.op == "placeholder" and not node.users and value is not None and not isinstance(value, kinds)
+    return node.op == "placeholder" and not node.users and not isinstance(node.meta["val"], WRITTEN_TYPES)
 
 
 class _GraphReader:

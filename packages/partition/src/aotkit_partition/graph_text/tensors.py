@@ -21,6 +21,9 @@ INLINE_CONSTANT_BYTES = 64 * 1024
 
 _SYM_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
+#: Types of which :meth:`MetadataWriter.write` writes values, if what they contain is of such types, too.
+WRITTEN_TYPES = (torch.Tensor, *_SYM_TYPES, type(None), bool, int, float, str, tuple, list, dict)
+
 
 class MetadataWriter:
     """Writes values of ``node.meta['val']``."""
