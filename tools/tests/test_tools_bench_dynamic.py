@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from tools.bench import dynamic, models
 
@@ -41,3 +42,13 @@ def test_both_modes_compile_once_and_agree(monkeypatch: pytest.MonkeyPatch, caps
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["bert", "infer"], ["bert", "train"]]
     assert all(line.endswith("1 graphs") for line in lines)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aotkit"])
+def test_texts_of_new_lengths_need_one_graph(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.MODELS, "bert", models.Case(Small, batch, 4, 30, 5))
+    torch._dynamo.reset()
+    counters.clear()
+    found = dynamic.serve_new_lengths("bert", "train", quick=False, count=6, backend=backend)
+    assert found.first > 0 and found.again > 0
+    assert counters["stats"]["unique_graphs"] == 1
