@@ -86,3 +86,16 @@ def test_unpooled_images_and_losses_by_class_lie_as_eagers_do(symbolic: bool) ->
     for node, found, wanted in zip(output.args[0], graph(*inputs), expected, strict=True):
         assert [int(step) for step in strides(node.meta["val"])] == strides(wanted)
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_pools_of_rows_are_contiguous_where_no_gradient_is_wanted(requires_grad: bool) -> None:
+    def pools(x):
+        return [torch.max_pool1d(x, 2), torch.max_pool1d(x.detach(), 3, 1), torch.max_pool1d_with_indices(x, 2)[0]]
+
+    x = torch.randn(2, 6, 4).transpose(1, 2).requires_grad_(requires_grad)
+    found = capture(torch.fx.symbolic_trace(pools), [x])
+    (output,) = found.graph.graph.find_nodes(op="output")
+    results = pools(x)
+    for node, wanted in zip(output.args[0][: len(results)], results, strict=True):  # behind them are saved values
+        assert strides(node.meta["val"]) == strides(wanted)

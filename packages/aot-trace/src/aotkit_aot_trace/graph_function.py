@@ -130,6 +130,11 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
     return one_hot(*args, **kwargs)
 
 
+def _without_gradient(x: torch.Tensor) -> bool:
+    """Whether eager mode takes the kernel that is for the CPU only and keeps nothing for a gradient."""
+    return x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
+
+
 def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
     """Whether the node is ``torch.Tensor([1, 2])`` or its like: torch's tracer isn't told of what these make."""
     legacy = node.target is torch.Tensor or isinstance(node.target, type(torch.LongTensor))
@@ -206,6 +211,9 @@ class _Runner(torch.fx.Interpreter):
             return _tensor_of_numbers(n.target, self.fetch_args_kwargs_from_env(n)[0])
         if compat.called_name(n) in _CANCELLING:
             return _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
+        if compat.called_name(n) == "max_pool1d" and _without_gradient(self.env[n.all_input_nodes[0]]):
+            result = self._run_known(n)
+            return result.contiguous() if isinstance(result, torch.Tensor) else result  # a tuple has places as well
         return self._run_known(n)
 
     def _run_region(self, n: torch.fx.Node) -> Any:
