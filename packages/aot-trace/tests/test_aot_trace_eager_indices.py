@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_aot_trace import capture
@@ -58,3 +59,14 @@ def test_what_is_read_lies_as_eagers_does(form: str, symbolic: bool) -> None:
     for node, found, wanted in zip(output.args[0], graph(*inputs), expected, strict=True):
         assert strides(node.meta["val"]) == strides(wanted)
         torch.testing.assert_close(found, wanted)
+
+
+def test_a_recorded_view_of_what_does_not_lie_as_torchs_fake_kernel_says_is_one_of_a_copy() -> None:
+    def rows(x, i):
+        read = x[i.t()]
+        return [read.reshape(-1) * 2, read.contiguous().view(2, -1), read.sin()]
+
+    inputs = [torch.randn(4, 5), torch.tensor([[0, 1], [3, 2], [1, 1]])]
+    recorded = make_fx(rows, tracing_mode="fake")(*inputs)
+    assert recorded.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
+    torch.testing.assert_close(capture(recorded, inputs).graph(*inputs), rows(*inputs))

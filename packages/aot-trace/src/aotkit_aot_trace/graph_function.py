@@ -25,6 +25,7 @@ _WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "
 _POWERS = frozenset({"pow", "pow_", "float_power"})
 # The derivative is the difference of nearly equal numbers: of float16 and bfloat16 it is rounded once, at its end.
 _CANCELLING = frozenset({"special_i0e"})
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -214,7 +215,26 @@ class _Runner(torch.fx.Interpreter):
         if compat.called_name(n) == "max_pool1d" and _without_gradient(self.env[n.all_input_nodes[0]]):
             result = self._run_known(n)
             return result.contiguous() if isinstance(result, torch.Tensor) else result  # a tuple has places as well
+        if n.target in _VIEWS:
+            return self._run_view(n)
         return self._run_known(n)
+
+    def _run_view(self, n: torch.fx.Node) -> Any:
+        """A view in a graph of ATen operators, as ``torch.export`` records it.
+
+        Where torch's fake kernels say that a value is contiguous, it makes a view of a reshape and leaves out a
+        ``contiguous()``. If the value lies otherwise in eager mode, it becomes contiguous here.
+        """
+        try:
+            return self._run_known(n)
+        except compat.DATA_DEPENDENT_ERRORS:
+            raise
+        except (RuntimeError, ValueError):
+            (source,) = n.all_input_nodes[:1]
+            if torch._prims_common.is_contiguous_or_false(self.env[source]):
+                raise
+            self.env[source] = self.env[source].contiguous()
+            return self._run_known(n)
 
     def _run_region(self, n: torch.fx.Node) -> Any:
         arguments, _ = self.fetch_args_kwargs_from_env(n)
