@@ -1,5 +1,5 @@
-"""Strides of ``x[i, j]``: torch's fake kernel looks at ``x`` only, eager at the indices as well, so ``x[i.t()]`` lies as
-``i.t()`` does.
+"""Strides of ``x[i, j]``: torch's fake kernel looks at ``x`` only, eager at the indices as well, so that ``x[i.t()]``
+lies as ``i.t()`` does.
 
 Note [How eager lays out what is read by indices]
     It is an elementwise result, see Note [How eager lays out an elementwise result]. The first operand is ``x``, which
