@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_aot_trace import capture
 
@@ -62,3 +64,38 @@ def test_results_lie_as_eagers_do(name: str) -> None:
     for node, found, wanted in zip(output.args[0], graph(*inputs), expected, strict=True):
         assert strides(node.meta["val"]) == strides(wanted)
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_unpooled_images_and_losses_by_class_lie_as_eagers_do(symbolic: bool) -> None:
+    inputs = [form(torch.randn(2, 3, 3, 4)) for form in FORMS]
+    inputs += [torch.randn(3, 2, 1, 2).permute(1, 0, 2, 3), torch.randn(2, 4, 3).transpose(1, 2)[..., None]]
+    inputs = inputs[1 : 2 if symbolic else None]
+    inputs += [torch.arange(16).reshape(4, 4).expand(3, 3, 4, 4), (torch.arange(24) % 3).reshape(2, 4, 3).mT]
+
+    def call(*given):
+        *given, places, classes = given
+        at = [tuple(map(slice, x.shape)) for x in given]
+        found = [aten.max_unpool2d(x, places[part], [6, 8]) for x, part in zip(given, at, strict=True)]
+        return [*found, torch.nn.functional.nll_loss(given[0], classes, reduction="none")]
+
+    expected = call(*inputs)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    graph = capture(call, [mode.from_tensor(x) for x in inputs] if symbolic else inputs).graph
+    (output,) = graph.graph.find_nodes(op="output")
+    for node, found, wanted in zip(output.args[0], graph(*inputs), expected, strict=True):
+        assert [int(step) for step in strides(node.meta["val"])] == strides(wanted)
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_pools_of_rows_are_contiguous_where_no_gradient_is_wanted(requires_grad: bool) -> None:
+    def pools(x):
+        return [torch.max_pool1d(x, 2), torch.max_pool1d(x.detach(), 3, 1), torch.max_pool1d_with_indices(x, 2)[0]]
+
+    x = torch.randn(2, 6, 4).transpose(1, 2).requires_grad_(requires_grad)
+    found = capture(torch.fx.symbolic_trace(pools), [x])
+    (output,) = found.graph.graph.find_nodes(op="output")
+    results = pools(x)
+    for node, wanted in zip(output.args[0][: len(results)], results, strict=True):  # behind them are saved values
+        assert strides(node.meta["val"]) == strides(wanted)

@@ -256,3 +256,16 @@ def test_batch_norms_are_laid_out_in_eagers_memory_format():
         assert kept[0] == kept[1], (shape, x.stride())
         formats.add(norm(x)[0].is_contiguous())
     assert formats == {True, False}
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_angles_of_complex_numbers_are_contiguous(decomposed):
+    table = {torch.ops.aten.angle.default: lambda x: torch.atan2(x.imag, x.real)} if decomposed else {}
+    z = torch.randn(2, 3, 4, dtype=torch.complex64).transpose(1, 2)
+    inputs = [z, z[:, 1:], z.real] if not decomposed else [z, z[:, 1:]]
+    graph = capture(lambda *given: [torch.angle(x) for x in given], inputs, decompositions=table).graph
+    (output,) = graph.graph.find_nodes(op="output")
+    for x, node, got in zip(inputs, output.args[0], graph(*inputs), strict=True):
+        want = torch.angle(x)
+        assert node.meta["val"].stride() == got.stride() == want.stride()
+        torch.testing.assert_close(got, want)

@@ -165,6 +165,10 @@ def loop(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return hops.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y.sin()), (torch.tensor(0), x))
 
 
+def loop_over_numbers(x: torch.Tensor) -> Any:
+    return hops.while_loop(lambda i, n, y: i + n < 7, lambda i, n, y: (i + 1, n * 2, y + n), (0, 1, x))
+
+
 def scan_with_carry(xs: torch.Tensor, start: torch.Tensor) -> Any:
     return hops.scan(lambda carry, x: (carry * x, carry + x), start, xs)
 
@@ -218,6 +222,7 @@ MORE = {
     "cond_false": (checkpointed_branches, lambda: (grad(4, 4), torch.tensor(False)), WAYS),
     "while_loop": (loop, lambda: (torch.randn(4),), WAYS),
     "while_loop_with_gradient": (loop, lambda: (grad(4),), WAYS),
+    "while_loop_over_numbers": (loop_over_numbers, lambda: (torch.randn(4),), ("by_dynamo",)),
     "scan": (scan_with_carry, lambda: (grad(5, 3), grad(3)), WAYS),
     "associative_scan": (running_sum, lambda: (torch.randn(5, 3),), WAYS),
     "map": (mapped, lambda: (grad(3, 2), grad(2)), WAYS),

@@ -46,3 +46,20 @@ def test_a_function_that_is_functionalized_from_outside_is_right() -> None:
         found = torch.func.functionalize(compiled)(x)
     torch.testing.assert_close(found, write(twin))
     torch.testing.assert_close(x, twin)
+
+
+def test_a_value_that_leaks_from_a_transform_is_right() -> None:
+    leaked = []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        leaked.append(x * 2)
+        torch._dynamo.graph_break()  # so the transform runs outside of the graph
+        return x.sin().sum()
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.func.grad(loss)(x), leaked[-1].exp() + 1
+
+    x = torch.randn(3)
+    with pytest.warns(aotkit.EagerFallback, match="that a transform of torch.func has left"):
+        found = torch.compile(both, backend="aotkit")(x)
+    torch.testing.assert_close(found, (x.cos(), (2 * x).exp() + 1))

@@ -44,13 +44,20 @@ def loop(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     return list(while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, (y * 1.5).sin()), (torch.tensor(0), x @ w)))
 
 
+def decided(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    def again(i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cond(y.sum() > 0, lambda i: i < 3, lambda i: i < 2, (i,))
+
+    return list(while_loop(again, lambda i, y: (i + 1, y - i), (torch.tensor(0), x @ w)))
+
+
 def counted(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     at = torch.nonzero(x > 0)
     more = torch.ones(at.shape[0], dtype=torch.float64, device="cpu") * w.sum()
     return [x[at[:, 0], at[:, 1]].exp() * more, at.float() * 0.5, x[:1, None, ..., ::2] * complex(1, float("inf"))]
 
 
-PROGRAMS = {fn.__name__: fn for fn in (branches, with_constants, loop, counted)}
+PROGRAMS = {fn.__name__: fn for fn in (branches, with_constants, loop, decided, counted)}
 
 
 def values(sign: float = 1.0) -> list[torch.Tensor]:
@@ -155,8 +162,9 @@ def test_a_region_with_another_layout_than_it_was_compiled_for_runs_as_it_was_re
     torch.testing.assert_close(call([x]), [(((x * 2).sigmoid() + 1) * 2).sigmoid()])
 
 
-def test_what_no_other_process_finds_by_name_stays_live_and_runs() -> None:
-    graph = make_fx(branches, tracing_mode="fake")(*values())
+@pytest.mark.parametrize("fn", [branches, decided])
+def test_what_no_other_process_finds_by_name_stays_live_and_runs(fn: Callable[..., Any]) -> None:
+    graph = make_fx(fn, tracing_mode="fake")(*values())
     (output,) = graph.graph.find_nodes(op="output")
     with graph.graph.inserting_before(output):
         graph.graph.call_function(InvokeQuant, ())
@@ -164,7 +172,7 @@ def test_what_no_other_process_finds_by_name_stays_live_and_runs() -> None:
     assert isinstance(found, CompiledParts) and found.program is None and found.live is not None
     assert "InvokeQuant, which no other process finds by its name" in found.reason
     for sign in (1.0, -1.0):
-        torch.testing.assert_close(list(found.live(values(sign))), branches(*values(sign)))
+        torch.testing.assert_close(list(found.live(values(sign))), fn(*values(sign)))
 
 
 def test_functions_have_the_names_that_find_them() -> None:

@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from aotkit_functionalize import OverlappingWrite, Unsupported
 
 from . import _torch_compat as compat
+from .eager_indices import with_eager_indices
 from .eager_layouts import with_eager_layouts
 from .eager_norms import with_eager_norms
 from .eager_pads import with_eager_pads
@@ -91,7 +92,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool], sums_windows: Ca
     guarded[aten.pow.Tensor_Scalar] = power
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward
-    return with_eager_pads(with_eager_norms(with_eager_layouts(with_eager_strides(guarded))))
+    return with_eager_pads(with_eager_norms(with_eager_indices(with_eager_layouts(with_eager_strides(guarded)))))
 
 
 def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

@@ -1,5 +1,6 @@
 """Results that eager lays out by a rule of the operator's own, where torch's fake kernels or decompositions give them
-other strides: rolls of images with channels last, gradients of losses, ``isin``, ``index_fill``."""
+other strides: rolls and ``max_unpool2d`` of images with channels last, losses by class and gradients of losses,
+``isin``, ``index_fill``."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ __all__ = ["with_eager_layouts"]
 
 aten = torch.ops.aten
 Layout = Callable[..., torch.Tensor]
+_format = torch._prims_common.suggest_memory_format
 
 _CONTIGUOUS = (
     aten.mse_loss_backward.default,
@@ -23,6 +25,7 @@ _CONTIGUOUS = (
     aten.isin.Tensor_Tensor,
     aten.isin.Tensor_Scalar,
 )
+_LOSSES_BY_CLASS = aten.nll_loss2d_forward.default
 
 
 def with_eager_layouts(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -33,7 +36,10 @@ def with_eager_layouts(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     layouts[aten.soft_margin_loss_backward.default] = _like_the_prediction
     layouts[aten.roll.default] = _rolled
     layouts[aten.index_fill.int_Scalar] = layouts[aten.index_fill.int_Tensor] = _cloned
-    return {**table, **{op: functools.partial(_run, op, layout, table.get(op)) for op, layout in layouts.items()}}
+    mine = {op: functools.partial(_run, op, layout, table.get(op)) for op, layout in layouts.items()}
+    mine[aten.max_unpool2d.default] = functools.partial(_unpool, table.get(aten.max_unpool2d.default))
+    mine[_LOSSES_BY_CLASS] = functools.partial(_losses_by_class, table.get(_LOSSES_BY_CLASS))
+    return {**table, **mine}
 
 
 def _run(op: Any, layout: Layout, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -56,6 +62,38 @@ def _run(op: Any, layout: Layout, decompose: Callable[..., Any] | None, *args: A
         return value if value.stride() == wanted else value.new_empty_strided(value.shape, wanted)
 
     return compat.record_operator(op, args, fake, kwargs)
+
+
+def _unpool(decompose: Callable[..., Any] | None, x: Any, indices: Any, size: Any) -> Any:
+    """Of images with channels last, on the CPU, such images."""
+    result = NotImplemented if decompose is None else decompose(x, indices, size)
+    if x.device.type != "cpu" or x.layout is not torch.strided or _format(x) is not torch.channels_last:
+        return result
+    if result is not NotImplemented:
+        return result.contiguous(memory_format=torch.channels_last)
+
+    def fake() -> Any:
+        return aten.max_unpool2d.default(x, indices, size).contiguous(memory_format=torch.channels_last)
+
+    return compat.record_operator(aten.max_unpool2d.default, (x, indices, size), fake)
+
+
+def _losses_by_class(
+    decompose: Callable[..., Any] | None, x: Any, target: Any, weight: Any, reduction: int, ignored: int
+) -> Any:
+    """Losses for each place are contiguous, however the classes lie."""
+    args = (x, target, weight, reduction, ignored)
+    result = NotImplemented if decompose is None else decompose(*args)
+    if reduction != 0 or torch._prims_common.is_contiguous_or_false(target):
+        return result
+    if result is not NotImplemented:
+        return result[0].contiguous(), result[1]
+
+    def fake() -> Any:
+        losses, total = _LOSSES_BY_CLASS(*args)
+        return losses.new_empty(losses.shape), total
+
+    return compat.record_operator(_LOSSES_BY_CLASS, args, fake)
 
 
 def _is_known(value: torch.Tensor) -> bool:

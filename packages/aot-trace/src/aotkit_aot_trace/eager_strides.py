@@ -112,6 +112,7 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     rows = functools.partial(_gradient_of_log_softmax, table.get(_LOG_SOFTMAX))
     outer = functools.partial(_outer, table.get(aten.addr.default))
     others = {aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows, aten.addr.default: outer}
+    others[aten.angle.default] = functools.partial(_angle, mine[aten.angle.default], table.get(aten.angle.default))
     return {**table, **mine, **into, **others}
 
 
@@ -165,6 +166,21 @@ def _log_sigmoid(decompose: Callable[..., Any] | None, x: Any) -> Any:
         x = x.contiguous()
         return aten.log_sigmoid_forward.default(x) if decompose is None else decompose(x)
     return NotImplemented if decompose is None else decompose(x)
+
+
+def _angle(elementwise: Callable[..., Any], decompose: Callable[..., Any] | None, x: Any) -> Any:
+    """Of complex numbers it is contiguous in eager mode, which makes the result first and then computes into it."""
+    if not x.is_complex() or not _has_layout(x) or torch._prims_common.is_contiguous_or_false(x):
+        return elementwise(x)
+    if decompose is not None:
+        result = decompose(x)
+        return result if result is NotImplemented else result.contiguous()
+
+    def fake() -> Any:
+        value = aten.angle.default(x)
+        return value.new_empty(value.shape)
+
+    return compat.record_operator(aten.angle.default, (x,), fake)
 
 
 def _gradient_of_log_softmax(decompose: Callable[..., Any] | None, *args: Any) -> Any:

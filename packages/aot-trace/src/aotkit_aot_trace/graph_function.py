@@ -25,6 +25,7 @@ _WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "
 _POWERS = frozenset({"pow", "pow_", "float_power"})
 # The derivative is the difference of nearly equal numbers: of float16 and bfloat16 it is rounded once, at its end.
 _CANCELLING = frozenset({"special_i0e"})
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -130,6 +131,11 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
     return one_hot(*args, **kwargs)
 
 
+def _without_gradient(x: torch.Tensor) -> bool:
+    """Whether eager mode takes the kernel that is for the CPU only and keeps nothing for a gradient."""
+    return x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
+
+
 def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
     """Whether the node is ``torch.Tensor([1, 2])`` or its like: torch's tracer isn't told of what these make."""
     legacy = node.target is torch.Tensor or isinstance(node.target, type(torch.LongTensor))
@@ -206,7 +212,29 @@ class _Runner(torch.fx.Interpreter):
             return _tensor_of_numbers(n.target, self.fetch_args_kwargs_from_env(n)[0])
         if compat.called_name(n) in _CANCELLING:
             return _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
+        if compat.called_name(n) == "max_pool1d" and _without_gradient(self.env[n.all_input_nodes[0]]):
+            result = self._run_known(n)
+            return result.contiguous() if isinstance(result, torch.Tensor) else result  # a tuple has places as well
+        if n.target in _VIEWS:
+            return self._run_view(n)
         return self._run_known(n)
+
+    def _run_view(self, n: torch.fx.Node) -> Any:
+        """A view in a graph of ATen operators, as ``torch.export`` records it.
+
+        Where torch's fake kernels say that a value is contiguous, it makes a view of a reshape and leaves out a
+        ``contiguous()``. If the value lies otherwise in eager mode, it becomes contiguous here.
+        """
+        try:
+            return self._run_known(n)
+        except compat.DATA_DEPENDENT_ERRORS:
+            raise
+        except (RuntimeError, ValueError):
+            (source,) = n.all_input_nodes[:1]
+            if torch._prims_common.is_contiguous_or_false(self.env[source]):
+                raise
+            self.env[source] = self.env[source].contiguous()
+            return self._run_known(n)
 
     def _run_region(self, n: torch.fx.Node) -> Any:
         arguments, _ = self.fetch_args_kwargs_from_env(n)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from ..launch_plan import CompiledProgram
 from ..launch_plan.layout import Layout
@@ -76,7 +76,7 @@ class BodyModule(torch.nn.Module):
         self.layouts = tuple(layouts.items())
         self.call: Boxed | None = None
         self._recorded = [recorded]  # in a list: not a submodule, the outer graph holds it already
-        self._returns_tensor = isinstance(_returned(recorded), Node)
+        self._returns_one = not isinstance(_returned(recorded), tuple | list)
 
     @property
     def recorded(self) -> GraphModule:
@@ -88,7 +88,7 @@ class BodyModule(torch.nn.Module):
             return self.recorded(*args)
         assert self.call is not None
         results = self.call(list(args))
-        return results[0] if self._returns_tensor else tuple(results)
+        return results[0] if self._returns_one else tuple(results)
 
 
 def _returned(gm: GraphModule) -> object:

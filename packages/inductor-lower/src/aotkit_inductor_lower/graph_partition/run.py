@@ -66,6 +66,7 @@ class _Pieces:
             if node.op == "call_function" and not reason.startswith("belongs"):
                 self.counts[str(node.target), reason] += 1
         outer = split(gm, staying, self._part)
+        _return_a_sequence(outer.graph)
         root: dict[str, Any] = dict(outer.modules)
         for node in outer.graph.nodes:
             if node.op == "get_attr":
@@ -133,6 +134,13 @@ class _Pieces:
             return None
         compiled = self._compiled(recorded)
         return None if compiled is None else BodyModule(compiled, layouts, recorded)
+
+
+def _return_a_sequence(graph: Graph) -> None:
+    """A condition of a loop returns one value; what is compiled gives a sequence, as kernels do."""
+    output = graph.output_node()
+    if not isinstance(output.args[0], tuple | list):
+        output.args = ((output.args[0],),)
 
 
 def _only_calls(user: Node) -> bool:
