@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from .._torch_compat import own_memory
 from ..errors import SizeOverflowError
 from ..launch_plan.records import LaunchPlan, PlannedBuffer, View
 from ..memory.placement import ALIGNMENT, place_buffers
@@ -181,7 +182,7 @@ class FramePool:
                 return frames.pop()
             except IndexError:  # another thread took the last one
                 pass
-        memory = torch.empty(self.layout(sizes)[1] + ALIGNMENT, dtype=torch.uint8)
+        memory = own_memory(self.layout(sizes)[1] + ALIGNMENT)
         return Frame(self, sizes, memory, -memory.data_ptr() % ALIGNMENT)
 
     def lease_block(self, *sizes: int) -> tuple[ArenaBlock, Frame]:
