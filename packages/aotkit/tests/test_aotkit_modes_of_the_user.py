@@ -3,6 +3,7 @@ nothing of a compile, change nothing of what it makes for other calls, and an ``
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -123,3 +124,71 @@ def test_an_aot_function_is_called_as_it_is_under_a_mode(mode: str) -> None:
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(gradients(got, args), gradients(want, theirs))
     assert compiles
+
+
+class Served(torch.nn.Module):
+    """With a weight that is not contiguous, of which a package makes a tensor when it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.linspace(-1, 1, 20).view(4, 5).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A kernel around a product."""
+        return (x.sin() @ self.w).cumsum(0).softmax(1)
+
+
+class ChangesMemory(TorchFunctionMode):
+    """Gives other types than were asked for."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.double() if func in (torch.empty_strided, torch.as_strided, torch.Tensor.view) else result
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    **MODES,
+    "changes memory": ChangesMemory,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.fixture(scope="module")
+def exported() -> torch.export.ExportedProgram:
+    """Of :class:`Served`."""
+    return torch.export.export(Served(), (torch.randn(6, 5),))
+
+
+@pytest.mark.parametrize("when", ["compiled", "loaded", "called"])
+@pytest.mark.parametrize("mode", AROUND)
+def test_packages_that_are_compiled_loaded_or_called_under_a_mode(
+    mode: str, when: str, exported: torch.export.ExportedProgram, tmp_path: Any
+) -> None:
+    x, path = torch.randn(6, 5), tmp_path / "served"
+    with AROUND[mode]() if when == "compiled" else contextlib.nullcontext():
+        aotkit.aot_compile(exported, None, path)
+    with AROUND[mode]() if when == "loaded" else contextlib.nullcontext():
+        package = aotkit.load(path)
+    with AROUND[mode]() if when == "called" else contextlib.nullcontext():
+        first = package(x)
+    for result in (first, package(x)):
+        torch.testing.assert_close(result, Served()(x))
+
+
+@pytest.mark.parametrize("mode", ["sees", "changes memory"])
+def test_a_saved_function_under_a_mode(mode: str, tmp_path: Any) -> None:
+    x, path = torch.randn(6, 5), tmp_path / "saved"
+    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(Served(), (x,)), path)
+    loaded, module = aotkit.saved.load_compiled_function(path), Served()
+    for _ in range(4):  # the later ones are quick calls
+        with AROUND[mode]():
+            torch.testing.assert_close(loaded(module, x), module(x))
+
+
+def test_a_function_of_parameters_that_have_a_gradient_cant_be_saved(tmp_path: Any) -> None:
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    model(x).sum().backward()
+    compiled = aotkit.saved.compile_to_save(model, (x,))
+    with pytest.raises(aotkit.PackageError, match="has a gradient"):
+        aotkit.saved.save_compiled_function(compiled, tmp_path / "saved")

@@ -58,3 +58,13 @@ def test_temporaries_are_memory_of_the_cpu_under_any_mode(mode: str, options: di
         results = compiled([x])
     torch.testing.assert_close(results, rows(x))
     assert not getattr(active, "seen", [])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_memory_of_a_call_in_inference_mode_serves_other_calls(first: bool) -> None:
+    """An operator that writes its result there raised."""
+    x = torch.randn(6, 5)
+    compiled = compile_graph(make_fx(lambda x: [(x.sin() @ x.t()).cos()], tracing_mode="fake")(x))
+    for inference in (first, not first):
+        with torch.inference_mode(inference), torch.no_grad():
+            torch.testing.assert_close(compiled([x]), [(x.sin() @ x.t()).cos()])

@@ -27,8 +27,9 @@ empty_strided_cpu: EmptyStrided = torch._C._dynamo.guards._empty_strided_cpu  # 
 
 def own_memory(nbytes: int) -> torch.Tensor:
     """So many bytes on the CPU, which no mode of the caller's sees or puts elsewhere, as ``torch.empty`` would under
-    ``torch.set_default_device``."""
-    return empty_strided_cpu((nbytes,), (1,), torch.uint8)
+    ``torch.set_default_device``. Calls in inference mode and others may write to it."""
+    with torch.inference_mode(False):
+        return empty_strided_cpu((nbytes,), (1,), torch.uint8)
 
 
 #: A range of a profiler's trace, without the microseconds of ``torch.profiler.record_function``.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -62,9 +62,14 @@ def is_watched() -> bool:
 @contextmanager
 def outside_of_modes() -> Iterator[None]:
     """Context in which no mode of the caller's is active: what a compile does is none of its business, and what is
-    compiled serves other calls too."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
+    compiled serves other calls too. Classes with functions of their own (``fx.Proxy``) keep them."""
+    functions = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(functions):
+            _push_mode(mode)
 
 
 def torch_state() -> dict[str, Any]:
