@@ -1,5 +1,5 @@
-"""Modes of the user's (``TorchDispatchMode``, ``TorchFunctionMode``, ``torch.device``) around calls and backwards: they see
-nothing of a compile, change nothing of what it makes for other calls, and an ``aot_function`` runs under them as it is."""
+"""Modes of the user's (``TorchDispatchMode``, ``TorchFunctionMode``, ``torch.device``) around calls and backwards: they
+see nothing of a compile, change nothing of what it makes for other calls, and an ``aot_function`` runs as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers in tensors without dimensions, as indices and as the length of a range: they are read when the graph runs."""
+"""Integers in tensors without dimensions, as indices and as the length of a range: read when the graph runs."""
 
 from __future__ import annotations
 

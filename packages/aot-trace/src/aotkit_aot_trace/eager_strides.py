@@ -56,10 +56,12 @@ _UNTAGGED = ("floor_divide", "hardswish", "polar", "complex", *_LOSSES, *_BACKWA
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
 _REVERSED = frozenset(("threshold_backward", "leaky_relu_backward"))  # whose operands eager takes in the other order
-# Of whose results torch's fake kernels tell other strides where sizes are symbols; of the other operators they are right.
+# Of whose results torch's fake kernels tell other strides where sizes are symbols; of the others they are right.
 _OTHERS_OF_SYMBOLS = frozenset(
-    "floor_divide polar complex copysign heaviside logaddexp logaddexp2 logical_and logical_or logical_xor "
-    "logit_backward special_xlog1py threshold_backward xlogy".split()
+    (
+        *("floor_divide", "polar", "complex", "copysign", "heaviside", "logaddexp", "logaddexp2", "logical_and"),
+        *("logical_or", "logical_xor", "logit_backward", "special_xlog1py", "threshold_backward", "xlogy"),
+    )
 )
 _LOG_SOFTMAX = aten._log_softmax_backward_data.default
 _SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)

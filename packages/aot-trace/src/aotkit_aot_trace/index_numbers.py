@@ -1,4 +1,4 @@
-"""Indices that are read when the graph runs: integers in tensors without dimensions, as in ``x[i]`` and ``x[:, i] = y``.
+"""Indices that are read when the graph runs: integers in tensors without dimensions (``x[i]``, ``x[:, i] = y``).
 
 Eager's C++ code reads the number and selects, which gives a view. It asks what the number is, which a symbol does not
 tell it; ``select`` itself takes one.

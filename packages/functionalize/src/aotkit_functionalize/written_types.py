@@ -12,7 +12,7 @@ from .errors import Unsupported
 
 __all__ = ["refuse_other_types"]
 
-_NAMES = "add sub subtract mul multiply addcmul addcdiv".split()
+_NAMES = ["add", "sub", "subtract", "mul", "multiply", "addcmul", "addcdiv"]
 _PROMOTING = frozenset(
     [*(f"{n}_" for n in _NAMES), *(f"_foreach_{n}_" for n in _NAMES), "__iadd__", "__isub__", "__imul__"]
 )

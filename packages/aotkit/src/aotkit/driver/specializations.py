@@ -103,8 +103,8 @@ class Specializations:
         return Specializations(flatten_for, context, dynamic, num_static, {}, threading.RLock(), line)
 
     def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
-        """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments. Under a mode
-        of the user's, which sees each operation and may change it, the function itself is called."""
+        """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments. Under a
+        mode of the user's, which sees each operation and may change it, the function itself is called."""
         if is_watched():
             function, result = self.flatten_for(structure)
             return function(*flat), result()
