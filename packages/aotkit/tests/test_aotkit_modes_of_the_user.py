@@ -186,9 +186,15 @@ def test_a_saved_function_under_a_mode(mode: str, tmp_path: Any) -> None:
             torch.testing.assert_close(loaded(module, x), module(x))
 
 
-def test_a_function_of_parameters_that_have_a_gradient_cant_be_saved(tmp_path: Any) -> None:
+def test_a_function_of_parameters_that_have_a_gradient_is_saved_or_refused_by_name(tmp_path: Any) -> None:
+    """torch 2.15 reads back what it writes of them; 2.13 does not, which was its own ``TypeError``."""
     model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     model(x).sum().backward()
     compiled = aotkit.saved.compile_to_save(model, (x,))
-    with pytest.raises(aotkit.PackageError, match="has a gradient"):
+    try:
         aotkit.saved.save_compiled_function(compiled, tmp_path / "saved")
+    except aotkit.PackageError as error:
+        assert "has a gradient" in str(error)
+    else:
+        loaded = aotkit.saved.load_compiled_function(tmp_path / "saved")
+        torch.testing.assert_close(loaded(model, x), model(x))
