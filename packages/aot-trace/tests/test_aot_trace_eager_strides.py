@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aotkit_aot_trace import capture
+from aotkit_aot_trace import TraceOptions, capture
 from aotkit_aot_trace.eager_strides import elementwise_operators
 
 SHAPES = [(1, 4, 1, 3), (2, 1, 3), (3, 2), (1, 1), (4, 1), (1, 5), (2, 3, 4), (1, 3, 1, 1), (0, 3), (2, 0, 1), ()]
@@ -269,3 +269,34 @@ def test_angles_of_complex_numbers_are_contiguous(decomposed):
         want = torch.angle(x)
         assert node.meta["val"].stride() == got.stride() == want.stride()
         torch.testing.assert_close(got, want)
+BINARY: dict[str, Callable[..., Any]] = {
+    "copysign": torch.copysign,
+    "floor_divide": torch.floor_divide,
+    "div floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "div": torch.div,
+    "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py,
+    "logaddexp": torch.logaddexp,
+    "heaviside": torch.heaviside,
+    "logical_and": torch.logical_and,
+    "polar": torch.polar,
+    "complex": torch.complex,
+    "logit_backward": torch.ops.aten.logit_backward,
+    "a number": lambda x, y: torch.copysign(x, -1.0) + torch.xlogy(2.0, y),
+    "power of a number": lambda x, y: torch.pow(2.0, x.exp()),
+    "of one number": lambda x, y: torch.xlogy(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("other", [(0, 1, 2), (1, 2, 0), "repeated"], ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_results_of_symbolic_sizes_have_eagers_strides(name: str, other: Any):
+    x = torch.rand(4, 5, 6).permute(2, 0, 1)
+    sizes = [(6, 4, 5)[dim] for dim in other] if other != "repeated" else []
+    order = sorted(range(3), key=lambda dim: other[dim]) if sizes else []
+    y = torch.rand(sizes).permute(order) if sizes else torch.rand(6, 1, 5).expand(6, 4, 5)
+    for given in ([x, y], [y, x]):
+        captured = capture(lambda x, y: [BINARY[name](x, y)], given, options=TraceOptions(dynamic=True))
+        (value,) = (node.args[0][0].meta["val"] for node in captured.graph.graph.nodes if node.op == "output")
+        hints = tuple(n if isinstance(n, int) else n.node.hint for n in value.stride())
+        assert hints == BINARY[name](*given).stride()

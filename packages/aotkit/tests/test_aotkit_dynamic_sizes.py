@@ -217,6 +217,23 @@ def test_a_size_of_floats_that_torch_merges_is_refused_by_name(size):
 
 
 @pytest.mark.covers("F5c.9")
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda n: int(int(n * 0.7) * 1.5),
+        lambda n: int((int(n * 0.7) + 1) * 1.3),
+        lambda n: int(int(n * 0.7) * int(n * 0.3) * 1.5),
+        lambda n: math.ceil(math.floor(n * 0.7) / 3),
+    ],
+)
+def test_a_size_that_is_made_an_integer_twice_is_compiled(size):
+    options = {"cache": False, "fallback": "error"}
+    compiled = torch.compile(lambda x: x.new_ones(size(len(x))) * 2, backend="aotkit", dynamic=True, options=options)
+    for rows in (7, 13, 12, 36, 101):
+        assert len(compiled(normal(rows, 2))) == size(rows)
+
+
+@pytest.mark.covers("F5c.9")
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_size_of_merged_floats_in_a_checkpointed_region_is_refused_by_name(inside):
     def function(x):

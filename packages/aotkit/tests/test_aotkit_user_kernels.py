@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotkit
+from aotkit.driver.context import CompileContext
+from aotkit.driver.run import compile_and_bind
+from aotkit.driver.stages import own_stages
+from aotkit_cudagraphs import CudagraphTrees
+from aotkit_cudagraphs.drivers import SimulatedDriver
 from aotkit_inductor_lower import compile_graph
 
 triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -395,3 +402,64 @@ def test_the_same_in_an_autograd_function(launched: list[Any]) -> None:
     with pytest.warns(aotkit.EagerFallback, match="a Triton kernel writes to memory that its arguments"):
         result = run(x)
     torch.testing.assert_close(result, Doubled.apply(x))
+
+
+# -- among modes, ours and the user's ------------------------------------------------------------------------------
+
+
+class HandsOn(TorchDispatchMode):
+    """Knows operators only."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert isinstance(func, torch._ops.OpOverload)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_mode_around_a_backward_sees_no_launch(launched: list[Any]) -> None:
+    run, _ = compiled(lambda x, y: Twice.apply(x.sin(), y).exp(), "host")
+    for _ in range(2):
+        theirs, ours = ([a.requires_grad_() for a in arguments()] for _ in range(2))
+        Twice.apply(theirs[0].sin(), theirs[1]).exp().sum().backward()
+        loss = run(*ours).sum()
+        with HandsOn():
+            loss.backward()
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_kernel_and_a_custom_operator_in_one_graph(launched: list[Any]) -> None:
+    """Custom operators are watched in a first call, by a mode."""
+    with torch.library._scoped_library("aotkit_test_kernels", "FRAGMENT") as library:
+        library.define("tripled(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl("tripled", lambda x: x * 3, "CPU")
+        library.impl("tripled", torch.empty_like, "Meta")
+
+        def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return (add(x.sin(), torch.ops.aotkit_test_kernels.tripled(y)) * 2,)
+
+        run, _ = compiled(program, "host")
+        for _ in range(2):
+            assert_same(run(*arguments()), program(*arguments()))
+
+
+def test_kernels_are_recorded(launched: list[Any]) -> None:
+    """On the simulated device, which sees operators: one between others, and one that writes to a parameter."""
+    trees = CudagraphTrees(SimulatedDriver(capacity=1 << 20))
+
+    def program(x: Tensor, y: Tensor) -> list[Tensor]:
+        (z,) = between_with_wrapper(x, y)
+        torch.library.wrap_triton(scale_kernel)[(6, 2)](x, 6, 11, 11, 0.5, NEGATE=False, BLOCK=8)
+        return [z * 2]
+
+    ours, theirs = ([a, a.clone()] for a in arguments())
+    weight, twin = ours
+    mode, settings = FakeTensorMode(), aotkit.Options(cudagraphs=True, lowering="none", fallback="error")
+    ctx = CompileContext(settings, aotkit.Recorder(), own_stages(), "model", num_static=1, trees=trees)
+    examples = [weight, theirs[0]]
+    run = compile_and_bind(program, [mode.from_tensor(a) for a in examples], examples, ctx)
+    for step in range(5):
+        y = theirs[0] + step
+        assert_same(run(weight, y), program(twin, y))
+        assert_same([weight], [twin])
+    assert sum(info.replays for info in trees.report().functions) == 4

@@ -934,3 +934,17 @@ def test_a_copied_tensor_on_memory_that_is_written_is_refused_whatever_storage_i
             for given, plain in [(torch.ones(4), torch.ones(4)), (same(state)[-4:], same(expected)[-4:])]:
                 assert torch.equal(fast(state, given), fn(expected, plain)) and torch.equal(state, expected)
     assert info(trees, "fn").replays > 0 and info(trees, "fn").uncaptured > 0
+
+
+def test_control_flow_in_a_callable_runs_as_it_is(make):
+    trees = make()
+
+    def fn(x):
+        return torch.ops.higher_order.cond(x.sum() > 0, add_one, double, (x,)) * 2
+
+    fast = trees.wrap(fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CudagraphNotice)
+        for n in (1.0, -1.0, 2.0, -2.0):
+            assert torch.equal(fast(torch.full((4,), n)), fn(torch.full((4,), n)))
+    assert info(trees, "fn").replays == 0

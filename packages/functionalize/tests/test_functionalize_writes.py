@@ -315,3 +315,49 @@ def test_parts_of_a_tensor_that_requires_grad_are_written_to_where_none_is_wante
     assert analyze(without, [given], layer=layer).inputs[0].mutation is MutationKind.DATA
     with pytest.raises(Unsupported, match="a part that unsafe_"):
         analyze(within, [given], layer=layer)
+
+
+def _list_of(name: str, *args: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        targets = [x.clone()]
+        getattr(torch, name)(targets, *(a(y) if callable(a) else a for a in args))
+        return targets[0]
+
+    return fn
+
+
+OTHER_TYPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add_": lambda x, y: x.clone().add_(y),
+    "mul_": lambda x, y: x.clone().mul_(other=y),
+    "addcmul_": lambda x, y: x.clone().addcmul_(y, y),
+    "list": _list_of("_foreach_add_", lambda y: [y]),
+    "numbers": _list_of("_foreach_mul_", [1.5j]),
+    "number": lambda x, y: x.clone().mul_(1.5j),
+    "one for all": _list_of("_foreach_mul_", lambda y: y[0]),
+    "lists": _list_of("_foreach_addcmul_", lambda y: [y], lambda y: [y]),
+}
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.complex64), (torch.int64, torch.complex64)], ids=str)
+@pytest.mark.parametrize("name", OTHER_TYPES)
+def test_writes_of_a_type_that_the_tensor_does_not_hold_are_refused(name: str, dtypes: tuple[Any, Any]) -> None:
+    """Eager mode raises; captured, a part of each number was lost."""
+    args = [torch.ones(3, dtype=dtype) for dtype in dtypes]
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        OTHER_TYPES[name](*args)
+    with pytest.raises(Unsupported, match="eager mode refuses it"):
+        analyze(lambda x, y: [OTHER_TYPES[name](x, y)], args)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.complex64, torch.int64)], ids=str)
+@pytest.mark.parametrize("name", [name for name in OTHER_TYPES if not name.startswith("number")])
+def test_writes_of_a_type_that_the_tensor_holds_are_not(
+    same_as_eager: Check, name: str, dtypes: tuple[Any, Any]
+) -> None:
+    same_as_eager(lambda x, y: [OTHER_TYPES[name](x, y)], lambda: [torch.ones(3, dtype=dtype) for dtype in dtypes])
+
+
+def test_values_of_another_type_are_not_put_into_a_tensor() -> None:
+    places, values = torch.tensor([0, 1]), torch.ones(2, dtype=torch.float64)
+    with pytest.raises(Unsupported, match="eager mode refuses it"):
+        analyze(lambda x, i, y: [x.index_put_((i,), y)], [torch.ones(3), places, values])

@@ -296,3 +296,28 @@ def test_a_list_among_the_results_of_a_call_is_taken_apart(several, n, processor
     compiled = compile_graph(graph, options=LowerOptions(processor=processor))
     for x in (torch.randn(3, 4), torch.randn(5, 2)):
         torch.testing.assert_close(compiled([x]), f(x))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_attention_may_have_no_weights(weights: bool) -> None:
+    """Of which torch's fake kernel makes an empty tensor, and ATen ``None``."""
+    module = torch.nn.MultiheadAttention(4, 2).requires_grad_(False)
+    held = [module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias]
+
+    def f(x: torch.Tensor, *held: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.ops.aten._native_multi_head_attention(x, x, x, 4, 2, *held, None, weights)[0].sin()]
+
+    args = [torch.randn(2, 3, 4), *held]
+    (want,) = f(*args)
+    (got,) = compile_graph(make_fx(f, tracing_mode="fake")(*args))(list(args))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int64, torch.float64])
+def test_a_range_between_bools(dtype: torch.dtype | None) -> None:
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + torch.linspace(False, True, 5, dtype=dtype)]
+
+    x = torch.randn(5)
+    (got,) = compile_graph(make_fx(f, tracing_mode="fake")(x))([x])
+    torch.testing.assert_close(got, f(x)[0])

@@ -56,3 +56,17 @@ def test_calls_after_the_first_are_not_watched(library: torch.library.Library) -
     assert run([x])[0] is not x
     del operators[0]
     assert run([x])[0] is x
+
+
+def test_a_graph_may_hold_control_flow_beside_custom_operators(library: torch.library.Library) -> None:
+    """A dispatch mode is an error to higher-order operators unless it says that it takes them."""
+    fresh = torch.ops.aotkit_test_checks.fresh
+
+    def call(args: list[Any]) -> list[Any]:
+        (x,) = args
+        return [torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (fresh(x),))]
+
+    run = schema_checks.checked_at_first_call(call, ["aotkit_test_checks.fresh.default"])
+    x = torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(run([x])[0], x.sin())

@@ -164,6 +164,14 @@ def current_tracer_or_none() -> Any:
     return None if mode is None else mode.tracer
 
 
+def allow_numbers() -> None:
+    """From here on, numbers that the fake mode's tensors hold, and places that depend on them, are symbols, also where
+    Dynamo was not told to capture such reads (``capture_scalar_outputs``)."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is not None:
+        mode.allow_scalar_outputs = True
+
+
 def forget_sizes() -> None:
     """Fake tensors remember the sizes that depend on their data (``nonzero``); a graph that is run once more over the
     same fakes makes them anew, so that they can be bound once more."""

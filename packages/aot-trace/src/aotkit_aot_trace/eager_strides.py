@@ -56,6 +56,13 @@ _UNTAGGED = ("floor_divide", "hardswish", "polar", "complex", *_LOSSES, *_BACKWA
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
 _REVERSED = frozenset(("threshold_backward", "leaky_relu_backward"))  # whose operands eager takes in the other order
+# Of whose results torch's fake kernels tell other strides where sizes are symbols; of the others they are right.
+_OTHERS_OF_SYMBOLS = frozenset(
+    (
+        *("floor_divide", "polar", "complex", "copysign", "heaviside", "logaddexp", "logaddexp2", "logical_and"),
+        *("logical_or", "logical_xor", "logit_backward", "special_xlog1py", "threshold_backward", "xlogy"),
+    )
+)
 _LOG_SOFTMAX = aten._log_softmax_backward_data.default
 _SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 
@@ -81,6 +88,13 @@ class _Elementwise:
     def name(self) -> str:
         """Without the overload."""
         return str(self.op).split(".")[1]
+
+    @property
+    def differs_with_symbols(self) -> bool:
+        """Whether torch's fake kernels tell other strides of results whose sizes are symbols."""
+        if self.op in (aten.pow.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode):
+            return True
+        return self.name in _BACKWARDS or self.name in _OTHERS_OF_SYMBOLS
 
     def strides(self, layouts: Sequence[Layout]) -> Strides:
         """The result's, for operands of these sizes and strides."""
@@ -118,7 +132,7 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     operands = _operands(which, args, kwargs)
-    if operands is None and which.name in _BACKWARDS and _has_symbols(args):
+    if operands is None and which.differs_with_symbols and _has_symbols(args):
         return _of_symbolic_sizes(which, decompose, args, kwargs)
     result = NotImplemented if decompose is None else decompose(*args, **kwargs)
     if operands is None or (result is not NotImplemented and not _has_layout(result)):
@@ -141,10 +155,17 @@ def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, 
 
 
 def _of_symbolic_sizes(which: _Elementwise, decompose: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
-    """The gradient of an activation: laid out as a sum of the operands, of which torch's fake kernel is right."""
-    operands = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    """Laid out as a sum of the operands, of which torch's fake kernel is right."""
+    operands = [
+        value
+        for place, value in enumerate((*args, *kwargs.values()))
+        if isinstance(value, torch.Tensor) or place in which.numbers
+    ]
     with compat.untraced():
-        wanted = torch.add(*(operands[::-1] if which.name in _REVERSED else operands)).stride()
+        if which.op is aten.pow.Scalar:
+            wanted = operands[-1].new_empty(operands[-1].shape).stride()
+        else:
+            wanted = torch.add(*(operands[::-1] if which.name in _REVERSED else operands)).stride()
     if decompose is not None:
         result = decompose(*args, **kwargs)
         if result is not NotImplemented:

@@ -61,7 +61,7 @@ class FloatOrders:
 
 
 def _rounded(value: Any) -> set[Any]:
-    """The expressions in a size, or in those of a tensor, that make integers of floats."""
+    """The expressions in a size, in a float, or in the sizes of a tensor, that make integers of floats."""
     from sympy import preorder_traversal
 
     whole = isinstance(value, torch.Tensor) and value.layout is torch.strided
@@ -69,7 +69,7 @@ def _rounded(value: Any) -> set[Any]:
     return {
         part
         for size in sizes
-        if isinstance(size, torch.SymInt)
+        if isinstance(size, torch.SymInt | torch.SymFloat)
         for part in preorder_traversal(size.node.expr)
         if type(part).__name__ in ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
     }

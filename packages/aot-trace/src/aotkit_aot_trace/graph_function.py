@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -15,6 +16,7 @@ from aotkit_functionalize.tracing import below_functional_layer, has_data_mutati
 from . import _torch_compat as compat
 from .checkpointed_writes import HIDDEN_WRITERS, all_nodes, is_checkpoint, run_region
 from .float_orders import FloatOrders
+from .index_numbers import select_numbers
 from .launches import checking_launches
 from .recorded_backwards import refusing_second_derivatives
 
@@ -266,6 +268,13 @@ class _Runner(torch.fx.Interpreter):
         except (RuntimeError, TypeError):
             self.env.update({used: compat.known(self.env[used]) for used in numbers})
             return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in (operator.getitem, operator.setitem) and isinstance(args[0], torch.Tensor):
+            args = (*select_numbers(args[0], args[1]), *args[2:])
+        elif target is torch.arange and any(isinstance(value, torch.Tensor) for value in args):
+            compat.allow_numbers()
+        return super().call_function(target, args, kwargs)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)

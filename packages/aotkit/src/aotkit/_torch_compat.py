@@ -23,12 +23,17 @@ def read_guards(kept: bytes) -> Any:
     guard in the present trace when they are made, so there is one, which nobody looks at.
 
     Raises:
-        PackageError: for such an artifact.
+        PackageError: for such an artifact, and for one of tensors that had a gradient when it was compiled.
     """
     try:
         with tracing(TracingContext(None)):
             return torch._dynamo.package.load_guards_state(kept)
     except TypeError as error:
+        if "type _Missing" in str(error):  # which stands for a tensor that torch does not write
+            raise PackageError(
+                "the compiled function can't be saved: a parameter or an argument has a gradient, and torch can't read "
+                "back what it wrote of it. Set gradients to None (zero_grad) and compile again"
+            ) from error
         if "DefaultsSource" not in str(error):
             raise
         raise PackageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,16 +13,21 @@ _UNDECLARED_BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_bat
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Tensors in an argument or result: itself, or inside lists and tuples."""
+    """Tensors in an argument or result: itself, or inside lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in([*value.values()])
 
 
 def written_tensors(func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
     """Tensor arguments whose data the call writes (in-place and `out=` arguments, running statistics)."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        yield from _written_by_kernel(func, kwargs)
+        return
     undeclared = func._schema.name in _UNDECLARED_BATCH_NORMS
     for position, argument in enumerate(func._schema.arguments):
         declared = argument.alias_info is not None and argument.alias_info.is_write
@@ -31,14 +36,28 @@ def written_tensors(func: Any, args: tuple[object, ...], kwargs: dict[str, objec
             yield from tensors_in(value)
 
 
+def _written_by_kernel(func: Any, settings: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """What a launch of a Triton kernel of the user's writes, by torch's reading of the kernel. Other higher-order
+    operators, and the launch that returns new tensors, write to none of their arguments."""
+    if func.name() == "triton_kernel_wrapper_mutation":
+        from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors  # imports much
+
+        given = settings["kwargs"]
+        kernel, constants = settings["kernel_idx"], settings["constant_args_idx"]
+        for name in get_mutated_tensors(kernel, constants, given, settings["tma_descriptor_metadata"]):
+            yield from tensors_in(given[name])
+
+
 def map_tensors(value: object, fn: Callable[[torch.Tensor], object]) -> Any:
-    """`value` with each tensor replaced; lists and tuples are rebuilt."""
+    """`value` with each tensor replaced; lists, tuples and dicts are rebuilt."""
     if isinstance(value, torch.Tensor):
         return fn(value)
     if isinstance(value, list):
         return [map_tensors(item, fn) for item in value]
     if isinstance(value, tuple):
         return tuple(map_tensors(item, fn) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, fn) for key, item in value.items()}
     return value
 
 
@@ -49,6 +68,8 @@ class UndoWrites(TorchDispatchMode):
     update it once too often. Writes by kernels that don't go through the dispatcher are invisible here; callers
     declare those inputs as mutated.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -258,7 +258,7 @@ class SimulatedDriver:
         known = {storage.data_ptr() for storage in reads}
         fresh = [tensor.untyped_storage() for tensor in tensors_in(result) if _is_plain(tensor)]
         writes += [storage for storage in fresh if storage.data_ptr() not in known]
-        if func.is_view:
+        if getattr(func, "is_view", False):
             return  # a view moves no data
         self._clocks.access(reads, writes, str(func))
 
@@ -322,6 +322,8 @@ class _SimulatedAttempt:
 
 class _DeviceMode(TorchDispatchMode):
     """Work on the simulated device: results go to a pool if one is in use, stream order is checked."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, driver: SimulatedDriver, pool: SimulatedPool | None) -> None:
         super().__init__()
@@ -430,7 +432,12 @@ def _refuse_uncapturable(func: Any, kwargs: dict[str, object]) -> None:
     know that it is being recorded: torch tells the default one only."""
     if any(isinstance(value, torch.Generator) and value is not torch.default_generator for value in kwargs.values()):
         raise CaptureError(f"{func} draws from a generator that is not the device's default one")
-    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        if not func.name().startswith("triton_kernel_wrapper"):
+            raise CaptureError(f"{func.name()} calls what a simulated capture does not see")
+        return
+    tags = func.tags
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         raise CaptureError(f"{func} needs values from the device, which a capture does not compute")
     if func is torch.ops.aten.lift_fresh.default:
         raise CaptureError("a tensor made from Python values inside a capture would be copied from the host")
@@ -470,4 +477,6 @@ def _materialize(recording: SimulatedRecording, value: object) -> Any:
         return [_materialize(recording, item) for item in value]
     if isinstance(value, tuple):
         return tuple(_materialize(recording, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _materialize(recording, item) for key, item in value.items()}
     return value

@@ -17,6 +17,8 @@ from .user_lines import user_line_here
 class WatchWrites(TorchDispatchMode):
     """Notes which of some storages ATen calls write, and where in the user's code."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, inputs: Sequence[Any]) -> None:
         super().__init__()
         self._inputs: dict[int, list[int]] = {}

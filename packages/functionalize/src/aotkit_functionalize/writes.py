@@ -23,6 +23,7 @@ from .random_writes import as_eager_draws, check_normal
 from .recurrent import lstm_apart
 from .summed_windows import SUMS_WINDOWS, with_summed_windows
 from .unfold import without_gaps
+from .written_types import refuse_other_types
 
 __all__ = ["RefuseWrongWrites"]
 
@@ -78,6 +79,8 @@ class RefuseWrongWrites(TorchFunctionMode):
         # Functions of torch.nn.functional come here themselves; what they call does not.
         in_place = _is_in_place(name) or (kwargs or {}).get("inplace") is True
         target = _first(args, kwargs or {}) if in_place else out
+        if in_place:
+            refuse_other_types(name, args, kwargs or {})
         if not isinstance(target, torch.Tensor):
             if isinstance(target, list | tuple):
                 return self._write_to_lists(name, func, args, kwargs or {})

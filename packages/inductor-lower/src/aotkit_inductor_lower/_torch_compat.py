@@ -16,12 +16,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ._kept_calls import drop_dead_code, has_effect, keep_checks
 
 __all__ = ["RecordRange", "drop_dead_code", "empty_strided_cpu", "has_effect", "keep_checks", "lazy_graph_module"]
-__all__ += ["large_numbers_become_float8", "lone_nan_bound_counts", "outside_of_modes", "scattered_strides"]
+__all__ += ["large_numbers_become_float8", "lone_nan_bound_counts", "outside_of_modes", "own_memory"]
+__all__ += ["scattered_strides"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
 #: torch's allocation without argument parsing: half the time of ``torch.empty_strided``.
 empty_strided_cpu: EmptyStrided = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+
+
+def own_memory(nbytes: int) -> torch.Tensor:
+    """So many bytes on the CPU, which no mode of the caller's sees or puts elsewhere, as ``torch.empty`` would under
+    ``torch.set_default_device``. Calls in inference mode and others may write to it."""
+    with torch.inference_mode(False):
+        return empty_strided_cpu((nbytes,), (1,), torch.uint8)
+
 
 #: A range of a profiler's trace, without the microseconds of ``torch.profiler.record_function``.
 RecordRange: Any = torch._C._profiler._RecordFunctionFast

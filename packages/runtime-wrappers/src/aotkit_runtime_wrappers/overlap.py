@@ -63,9 +63,9 @@ def tensors_overlap(a: Tensor, b: Tensor) -> bool:
 
 def _element_bytes(tensor: Tensor) -> Tensor:
     """Where each element begins, in bytes from the start of the storage."""
-    offsets = torch.tensor([tensor.storage_offset()])
+    offsets = torch.tensor([tensor.storage_offset()], device="cpu")
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
-        offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
+        offsets = (offsets[:, None] + torch.arange(size, device="cpu") * stride).flatten()
     return offsets * tensor.element_size()
 
 

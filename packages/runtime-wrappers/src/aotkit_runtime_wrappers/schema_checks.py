@@ -72,6 +72,8 @@ def _promises_new_memory(target: Any) -> bool:
 
 
 class _LookAtStorages(TorchDispatchMode):
+    supports_higher_order_operators = True  # which are handed on: a graph may hold them beside custom operators
+
     def __init__(self, operators: frozenset[Any]) -> None:
         super().__init__()
         self.operators = operators

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from aotkit_cache import Uncacheable
 
@@ -20,6 +22,8 @@ __all__ = [
     "cuda_capabilities",
     "default_device",
     "default_dtype",
+    "is_watched",
+    "outside_of_modes",
     "quick_state",
     "settings",
     "state_of_call",
@@ -42,6 +46,30 @@ def cuda_capabilities(named: bool) -> tuple[tuple[int, int], ...]:
     if not (torch.cuda.is_initialized() or (named and torch.cuda.is_available())):
         return ()
     return tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
+
+
+def is_watched() -> bool:
+    """Whether a mode of the user's (``TorchDispatchMode``, ``TorchFunctionMode``) sees each call, and may change it.
+
+    Not torch's own modes: those that trace, and the one of ``torch.set_default_device``.
+    """
+    if not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()):
+        return False
+    dispatch = any(getattr(mode, "_mode_key", None) is None for mode in _get_current_dispatch_mode_stack())
+    return dispatch or any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
+
+
+@contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """Context in which no mode of the caller's is active: what a compile does is none of its business, and what is
+    compiled serves other calls too. Classes with functions of their own (``fx.Proxy``) keep them."""
+    functions = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(functions):
+            _push_mode(mode)
 
 
 def torch_state() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients, 
 from .._notices import warn_user
 from .._observer import SILENT, Observer
 from ..artifact.records import Artifact, CompiledGraph, LiveCode, RecordedGraph
+from ..artifact.torch_state import outside_of_modes
 from .bound_recordings import BoundRecordings
 from .process import collections_put_off
 
@@ -155,6 +156,10 @@ def _backwards(
     """What gives the backward for calls in which given tangents are missing: bound if it is there, else compiled."""
 
     def make(missing: Missing = ()) -> Boxed | None:
+        with outside_of_modes():
+            return make_outside(missing)
+
+    def make_outside(missing: Missing) -> Boxed | None:
         stored = artifact.backward
         if stored is not None and missing == artifact.missing:
             try:
@@ -207,9 +212,10 @@ def _gradients(
     trees: CudagraphTrees | None,
 ) -> Callable[[GradientRequest], Boxed]:
     def compile_gradients(request: GradientRequest) -> Boxed:
-        made, its_later, refused = later.gradients(artifact, request)
-        with observer.stage("bind"):
-            bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones, trees=trees)
+        with outside_of_modes():
+            made, its_later, refused = later.gradients(artifact, request)
+            with observer.stage("bind"):
+                bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones, trees=trees)
         return refusing(bound, refused) if refused else bound
 
     return compile_gradients

@@ -27,6 +27,7 @@ from ..artifact.package_sizes import package_text, relation_text, size_error
 from ..artifact.package_weights import overlaps_itself, views_in, writable_part
 from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
+from ..artifact.torch_state import outside_of_modes
 from ..errors import FrozenParameterError, PackageError
 from .bind import bind
 from .process import collections_put_off
@@ -85,6 +86,13 @@ def load(
     Raises :class:`PackageError` if the file is no package, was made for another version of torch or another processor,
     or lacks the signature.
     """
+    with outside_of_modes(), torch.inference_mode(False):  # it serves other calls, too
+        return _load(path, signing_key, check_weights, classes)
+
+
+def _load(
+    path: str | os.PathLike[str], signing_key: bytes | str | None, check_weights: bool, classes: Sequence[type]
+) -> Package:
     manifest, sections, weights = read_package(path, signing_key, check_weights)
     if "stage" in manifest:
         raise PackageError(f"{os.fspath(path)} is a stage of a compile and no package; read it with aotkit.staged.load")
@@ -162,6 +170,12 @@ class Package:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run. Raises ``TypeError`` or ``ValueError`` for arguments that the package was not compiled for."""
+        if torch._C._len_torch_function_stack():  # modes see the model's functions, of which none is called here
+            with torch._C.DisableTorchFunction():
+                return self._run(args, kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if get_proxy_mode() is not None:
             raise PackageError(
                 "a package was called while torch.export or make_fx records what runs, which does not see its kernels; "

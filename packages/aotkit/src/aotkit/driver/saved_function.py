@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from aotkit_cache import CacheError
@@ -248,6 +249,9 @@ class SavedFunction:
         return self._run(values)
 
     def _run(self, values: tuple[Any, ...]) -> Any:
+        if torch._C._len_torch_function_stack():  # modes see the function's own calls, of which none is made here
+            with torch._C.DisableTorchFunction():
+                return self.graph.call_placed(values, self._check_inputs(values))
         return self.graph.call_placed(values, self._check_inputs(values))
 
     def _note_quick_call(self, given: tuple[Any, ...]) -> None:

@@ -201,7 +201,7 @@ class TrainingStep:
             self._check_optimizer(self._optimizer, self.weights)
             self.state = self._find_state(self.weights, self._optimizer, None)
             self.learning_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        rates = [torch.tensor(rate, dtype=torch.float64) for rate in self.learning_rates]
+        rates = [torch.tensor(rate, dtype=torch.float64, device="cpu") for rate in self.learning_rates]
         return [*(w.detach() for w in self.weights.values()), *self.state.values(), *rates, *leaves]
 
     def save(self, path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> None:

@@ -26,7 +26,7 @@ from aotkit_functionalize.subclasses import is_subclass, sizes_and_tensors, subc
 from aotkit_functionalize.tracing import fake_twin
 from aotkit_runtime_wrappers import AliasingChangedError
 
-from ..artifact.torch_state import default_device
+from ..artifact.torch_state import default_device, is_watched
 from .alias_specializations import MOST_ALIAS_PATTERNS
 from .bugs import describe_bug, is_bug, raise_bug, raised_by_user, tell
 from .context import CompileContext
@@ -103,7 +103,11 @@ class Specializations:
         return Specializations(flatten_for, context, dynamic, num_static, {}, threading.RLock(), line)
 
     def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
-        """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments."""
+        """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments. Under a
+        mode of the user's, which sees each operation and may change it, the function itself is called."""
+        if is_watched():
+            function, result = self.flatten_for(structure)
+            return function(*flat), result()
         key = (structure, _specialized_to(flat, self.dynamic, self.num_static))
         for specialization in self.compiled.get(key, ()):
             if specialization.holds is None or specialization.holds(flat):

@@ -27,6 +27,7 @@ from ..artifact.package_symbols import Multiple, in_sizes, shown_sizes, with_siz
 from ..artifact.package_weights import overlaps_itself, shared_memory
 from ..artifact.records import Artifact
 from ..artifact.structure import describe_structure
+from ..artifact.torch_state import outside_of_modes
 from ..driver.bugs import first_line, is_bug, raise_bug
 from ..driver.compile import compile_function
 from ..driver.context import CompileContext
@@ -79,6 +80,18 @@ def aot_compile(
         own, named = apart(model, (tuple(args or ()), dict(kwargs or {})))
         with torch.no_grad():
             program = torch.export.export(model, own, named, dynamic_shapes=dynamic_shapes, strict=False)
+    with outside_of_modes(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        return _write(program, path, options, signing_key, recorder)
+
+
+def _write(
+    program: ExportedProgram,
+    path: str | os.PathLike[str],
+    options: Options | Sequence[Options] | None,
+    signing_key: bytes | str | None,
+    recorder: Recorder | None,
+) -> str:
+    """What was exported, whose graph says all, compiled and written."""
     written = written_graph(program)
     inputs = _inputs(program)
     inputs, multiples = _with_shown_sizes(inputs)

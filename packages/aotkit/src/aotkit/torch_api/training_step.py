@@ -177,7 +177,9 @@ class _Source:
 
     def rates(self) -> list[torch.Tensor]:
         """The learning rate of each group, as the graph takes it."""
-        return [torch.tensor(float(group["lr"]), dtype=torch.float64) for group in self.optimizer.param_groups]
+        return [
+            torch.tensor(float(group["lr"]), dtype=torch.float64, device="cpu") for group in self.optimizer.param_groups
+        ]
 
     def labels(self, leaves: Sequence[Any]) -> list[str]:
         """What the inputs of the graph are called."""

@@ -199,4 +199,4 @@ def _bytes(buffer: PlannedBuffer) -> int:
     known = [size for size in sizes if size is not None]
     if len(known) != len(sizes):
         raise UnknownSize(f"the size of {buffer.name} is not known before the call")
-    return prod(known) * torch.empty((), dtype=getattr(torch, buffer.dtype)).element_size()
+    return prod(known) * getattr(torch, buffer.dtype).itemsize

@@ -139,6 +139,7 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, **kwargs: Any) -> Any:
     """Integers: between the whole parts of the ends, in double precision and from the nearer end, as in eager mode."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    start, end = (int(given) if isinstance(given, bool) else given for given in (start, end))
     plain = isinstance(start, int | float) and isinstance(end, int | float) and guard_or_false(steps > 1)
     if dtype.is_floating_point or dtype.is_complex or not plain:
         return decompose(start, end, steps, **kwargs)

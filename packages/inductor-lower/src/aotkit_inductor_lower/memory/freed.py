@@ -15,7 +15,7 @@ Note [Freed memory is kept]
 
 from __future__ import annotations
 
-import torch
+from .._torch_compat import own_memory
 
 __all__ = ["keep_freed_memory"]
 
@@ -29,4 +29,4 @@ def keep_freed_memory() -> None:
     For processes that allocate and free the same memory again and again, as those that train do. See Note [Freed memory
     is kept].
     """
-    torch.empty(_LARGEST - _AROUND, dtype=torch.uint8)
+    own_memory(_LARGEST - _AROUND)

@@ -80,6 +80,7 @@ _OPAQUE_POSITIONS = {
     "aten.cudnn_batch_norm.default": (3,),
     "aten._batch_norm_with_update.default": (3,),
     "aten._batch_norm_with_update_functional.default": (3,),
+    "aten._native_multi_head_attention.default": (1,),  # weights: None where they are not asked for
 }
 
 

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Hashable
 from typing import Any
 
-import torch
-
+from .._torch_compat import own_memory
 from ..memory.huge_pages import wish_huge_pages
 from ..memory.placement import ALIGNMENT
 
@@ -32,7 +31,7 @@ class ArenaBlock:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+        self.memory = own_memory(nbytes + ALIGNMENT)
         wish_huge_pages(self.memory.data_ptr(), nbytes)
         self.start = -self.memory.data_ptr() % ALIGNMENT
         self.frames: dict[Hashable, Any] = {}

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from .._torch_compat import outside_of_modes, own_memory
 from ..errors import SizeOverflowError
 from ..launch_plan.records import LaunchPlan, PlannedBuffer, View
 from ..memory.placement import ALIGNMENT, place_buffers
@@ -55,7 +56,8 @@ class Frame:
             origin = memory.data_ptr() + start
             places = {a.buffer: (origin + offsets[a.buffer], _extent(buffers[a.buffer], env)) for a in plan.arena}
             self.guard = ArenaGuard(plan, places)
-        self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
+        with outside_of_modes(), torch.inference_mode(False):  # calls of any kind may come later
+            self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
 
     def write_inputs(self, places: Sequence[int], addresses: tuple[int, ...]) -> None:
         """Write the addresses of inputs that are not where they were in the last call; ``places``: their slots."""
@@ -181,7 +183,7 @@ class FramePool:
                 return frames.pop()
             except IndexError:  # another thread took the last one
                 pass
-        memory = torch.empty(self.layout(sizes)[1] + ALIGNMENT, dtype=torch.uint8)
+        memory = own_memory(self.layout(sizes)[1] + ALIGNMENT)
         return Frame(self, sizes, memory, -memory.data_ptr() % ALIGNMENT)
 
     def lease_block(self, *sizes: int) -> tuple[ArenaBlock, Frame]:

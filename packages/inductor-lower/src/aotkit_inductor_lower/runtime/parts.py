@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from .._torch_compat import outside_of_modes
 from .._user_kernels import KernelName, constants_from_json, find_kernel, table_of_kernels
 from ..errors import BindError
-from ..launch_plan.functions import find_function, find_operator
+from ..launch_plan.functions import LAUNCHERS, find_function, find_operator
 from ..launch_plan.layout import Layout
 from ..launch_plan.parts import (
     Argument,
@@ -210,8 +211,12 @@ class _Writer:
             yield f"v{number} = {self._text(step.args[0])}[{self._text(step.args[1])}]"
         else:
             args = [*map(self._text, step.args), *(f"{name}={self._text(value)}" for name, value in step.kwargs)]
-            yield f"v{number} = {self._name(_found(find_function, step.target))}({', '.join(args)})"
+            yield f"v{number} = {self._name(self._function_of(step.target))}({', '.join(args)})"
         yield from [free] * bool(free)
+
+    def _function_of(self, target: str) -> Callable[..., Any]:
+        found = _found(find_function, target)
+        return _unseen(found) if target.removeprefix("higher_order.") in LAUNCHERS else found
 
     def _text(self, argument: Argument) -> str:
         if isinstance(argument, ValueOf):
@@ -249,6 +254,19 @@ class _Writer:
             self.known[id(value)] = f"k{len(self.names)}"
             self.names[self.known[id(value)]] = value  # which keeps it alive, so that its id stays its own
         return self.known[id(value)]
+
+
+def _unseen(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch that no dispatch mode of the caller's sees, as it sees none in eager mode. Most modes are an error to a
+    higher-order operator."""
+
+    def call(**settings: Any) -> Any:
+        if not torch._C._len_torch_dispatch_stack():
+            return launch(**settings)
+        with outside_of_modes():
+            return launch(**settings)
+
+    return call
 
 
 def _unpacked(body: Boxed) -> Callable[..., Any]:

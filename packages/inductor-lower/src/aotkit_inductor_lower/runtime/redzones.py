@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from .._torch_compat import empty_strided_cpu
 from ..launch_plan.records import CallExtern, CallSegment, Free, LaunchPlan
 from ..memory.placement import place_buffers
 from .errors import RedzoneError
@@ -94,10 +95,11 @@ def guarded_empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dty
     empty = any(size == 0 for size in sizes)
     last = 0 if empty else 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     count = last + REDZONE // dtype.itemsize
-    memory = torch.empty(count, dtype=dtype)
+    memory = empty_strided_cpu((count,), (1,), dtype)
     ctypes.memset(memory.data_ptr(), POISON, last * dtype.itemsize)
     ctypes.memmove(memory.data_ptr() + last * dtype.itemsize, _PATTERN, REDZONE)
-    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), 0, sizes, strides)  # no view, as without redzones
+    whole = empty_strided_cpu((0,), (1,), dtype)
+    return whole.set_(memory.untyped_storage(), 0, sizes, strides)  # no view, as without redzones
 
 
 def place_with_redzones(plan: LaunchPlan, nbytes: Mapping[str, int]) -> tuple[dict[str, int], int]:

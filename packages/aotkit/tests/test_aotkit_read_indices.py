@@ -1,0 +1,116 @@
+"""Integers in tensors without dimensions, as indices and as the length of a range: read when the graph runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import aotkit
+from aotkit_aot_trace.callables import GraphFunction
+from aotkit_inductor_lower import compile_graph
+
+Tensor = torch.Tensor
+
+
+def written(x: Tensor, i: Tensor) -> Tensor:
+    """One is a part of a temporary, the other of an argument."""
+    y = x.clone()
+    y[:, i].mul_(3)
+    x[i].add_(1)
+    return y * x
+
+
+def assigned(x: Tensor, i: Tensor) -> Tensor:
+    """The same by assignment."""
+    y = x.clone()
+    y[i] = 7.0
+    y[:, i] = x[:, 0]
+    x[i] += 1
+    return y * x
+
+
+PROGRAMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "read": lambda x, i: x[i] * 2,
+    "a view": lambda x, i: x[i],
+    "two views": lambda x, i: (x[:, i], x.t()[i] + 1),
+    "twice": lambda x, i: x[i, i] + 1,
+    "beside others": lambda x, i: (x[None, i, ..., None] * 2, x[..., i, 1:] + 1, x[torch.tensor([0, 2]), i]),
+    "beside a mask": lambda x, i: x[x[:, 0] > 0, i],
+    "computed": lambda x, i: x.sin()[(i + 1) % 3],
+    "written": written,
+}
+
+
+def as_dynamo_gives(fn: Callable[..., Any]) -> GraphFunction:
+    """A graph of Python's operators, without the guard on the number that Dynamo adds."""
+    return GraphFunction(torch.fx.symbolic_trace(fn))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_graph_reads_the_number_of_each_call(name: str) -> None:
+    fn = PROGRAMS[name]
+    compiles: list[Any] = []
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        compiles.append(graph)
+        return compile_graph(graph)
+
+    run = aotkit.aot_function(as_dynamo_gives(fn), compiler)
+    for number in (1, 0, 2, -1, -3):
+        theirs = torch.randn(3, 3)
+        ours, i = theirs.clone(), torch.tensor(number)
+        want, got = fn(theirs, i), run(ours, i)
+        torch.testing.assert_close(got, want)
+        for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+            assert (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+            a.add_(1), b.add_(1)  # through views to the arguments
+        torch.testing.assert_close(ours, theirs)
+    assert len(compiles) == 1
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("fn", [PROGRAMS["read"], PROGRAMS["a view"], assigned], ids=["read", "a view", "assigned"])
+def test_dynamos_graphs_with_such_an_index_are_compiled(fn: Callable[..., Any], fullgraph: bool) -> None:
+    torch._dynamo.reset()
+    options = {"cache": False, "fallback": "error"}
+    run = torch.compile(fn, backend="aotkit", options=options, fullgraph=fullgraph)
+    for number in (1, -2):
+        theirs = torch.randn(3, 3)
+        ours, i = theirs.clone(), torch.tensor(number)
+        torch.testing.assert_close(run(ours, i), fn(theirs, i))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_go_to_the_selected_part() -> None:
+    def loss(x: Tensor, i: Tensor) -> Tensor:
+        return (x.sin()[i] * x[:, i]).sum()
+
+    run = torch.compile(loss, backend="aotkit", options={"cache": False, "fallback": "error"})
+    for number in (1, -1):
+        ours, theirs = (torch.eye(3).add(1).requires_grad_() for _ in range(2))
+        run(ours, torch.tensor(number)).backward()
+        loss(theirs, torch.tensor(number)).backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_number_out_of_range_is_an_error() -> None:
+    run = aotkit.aot_function(as_dynamo_gives(PROGRAMS["read"]), lambda graph, _: compile_graph(graph))
+    run(torch.randn(3, 3), torch.tensor(2))
+    for number in (3, -4):
+        with pytest.raises((IndexError, RuntimeError)):
+            run(torch.randn(3, 3), torch.tensor(number))
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_range_of_a_length_that_is_read(fullgraph: bool) -> None:
+    def fn(x: Tensor, n: Tensor) -> Tensor:
+        return torch.arange(n) * 2
+
+    torch._dynamo.reset()
+    options = {"cache": False, "fallback": "error"}
+    run = torch.compile(fn, backend="aotkit", options=options, fullgraph=fullgraph)
+    for n in (4, 1, 0, 7):
+        torch.testing.assert_close(run(torch.ones(2), torch.tensor(n)), fn(torch.ones(2), torch.tensor(n)))
