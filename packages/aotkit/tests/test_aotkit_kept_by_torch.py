@@ -32,6 +32,14 @@ def in_two_graphs(x):
     torch._dynamo.graph_break()
     return (y + x).tanh()
 
+def scale(by=3.0, *, power=2):
+    return by ** power
+
+def with_defaults(x):
+    by = scale()
+    torch._dynamo.graph_break()
+    return x * by * scale(power=1)
+
 def trained(call, model, sizes):
     found = []
     for rows in sizes:
@@ -46,7 +54,7 @@ import json, logging, os, torch, aotkit
 torch._dynamo.config.caching_precompile = True
 from torch._dynamo import symbolic_convert
 from torch._dynamo.package import DynamoCache
-from functions import Model, in_two_graphs, trained
+from functions import Model, in_two_graphs, trained, with_defaults
 
 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
 traced, run = [0], symbolic_convert.InstructionTranslator.run
@@ -158,3 +166,11 @@ def test_guards_that_torch_could_not_read_back_are_not_recorded(python: Any, hel
     traced, reasons, first = python(script + SAVE)
     assert traced and len(reasons) == 1 and "gradient" in reasons[0]
     assert python(script) == [traced, reasons, first]
+
+
+def test_guards_on_defaults_are_read_back(python: Any) -> None:
+    """Also those of a frame without a graph, for which no backend is called, before the first frame with one."""
+    script = "tell([compiled(with_defaults)(torch.linspace(-1, 1, 12))])"
+    traced, reasons, first = python(script + SAVE)
+    assert traced == 3 and not reasons
+    assert python(script) == [0, [], first]
