@@ -168,6 +168,18 @@ def test_guards_that_torch_could_not_read_back_are_not_recorded(python: Any, hel
     assert python(script) == [traced, reasons, first]
 
 
+def test_numbers_of_modules_that_a_dynamic_compile_settles_are_kept(python: Any) -> None:
+    """A norm's ``eps`` and ``momentum``, which Dynamo passes as tensors."""
+    script = """
+    torch.manual_seed(0)
+    model = torch.nn.BatchNorm1d(3)
+    tell([compiled(model, True, fallback="error")(torch.linspace(-1, 1, 12).view(4, 3)), model.running_mean])
+    """
+    traced, reasons, first = python(textwrap.dedent(script) + SAVE)
+    assert traced == 1 and not reasons
+    assert python(script) == [0, [], first]
+
+
 def test_guards_on_defaults_are_read_back(python: Any) -> None:
     """Also those of a frame without a graph, for which no backend is called, before the first frame with one."""
     script = "tell([compiled(with_defaults)(torch.linspace(-1, 1, 12))])"
