@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
+from .eager_spectra import spectra
 
 __all__ = ["elementwise_operators", "elementwise_strides", "with_eager_strides"]
 
@@ -112,7 +113,7 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     rows = functools.partial(_gradient_of_log_softmax, table.get(_LOG_SOFTMAX))
     outer = functools.partial(_outer, table.get(aten.addr.default))
     others = {aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows, aten.addr.default: outer}
-    return {**table, **mine, **into, **others}
+    return {**table, **mine, **into, **others, **spectra(table)}
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
