@@ -10,7 +10,6 @@ import torch
 from aotkit_aot_trace import _torch_compat, capture
 from aotkit_aot_trace.eager_spectra import spectra, spectrum_strides
 
-
 aten = torch.ops.aten
 PERMUTED = [*itertools.permutations(range(3))]
 DIMS = [[0], [1], [2], [0, 2], [2, 1], [1, 0], [2, 0, 1]]

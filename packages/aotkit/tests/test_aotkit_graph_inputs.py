@@ -109,5 +109,5 @@ def test_floats_that_are_passed_as_tensors_are_compared_with_what_they_were_foun
     contract = InputContract.from_json(json.loads(json.dumps(InputContract(inputs).to_json())))
     for check in (contract.check, InputCheck(contract)):
         check([torch.tensor(number, dtype=torch.float64) for number in passes])
-        with pytest.raises(GuardError, match="x1 is .*, and it was compiled for"):
+        with pytest.raises(GuardError, match=r"x1 is .*, and it was compiled for"):
             check([torch.tensor(number, dtype=torch.float64) for number in refused])

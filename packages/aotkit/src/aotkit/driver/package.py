@@ -243,9 +243,7 @@ class _Argument:
 
     __slots__ = ("device", "dtype", "name", "shape", "stride", "symbol", "written")
 
-    def __init__(
-        self, name: str, dtype: str, shape: Any, stride: Any, device: str, written: bool, symbol: Any
-    ) -> None:
+    def __init__(self, name: str, dtype: str, shape: Any, stride: Any, device: str, written: bool, symbol: Any) -> None:
         self.device = torch.device(device or "cpu")
         self.name, self.shape, self.stride, self.written, self.symbol = name, shape, stride, written, symbol
         self.dtype = getattr(torch, dtype.removeprefix("torch.")) if dtype else None
