@@ -55,6 +55,14 @@ def test_fakes_of_what_is_scattered_into_repeated_elements_keep_them_before_torc
     torch.testing.assert_close(captured.graph(x, part)[0], torch.select_scatter(x, part, 0, 1))
 
 
+def test_fakes_tell_how_spectra_lie_in_memory_from_torch_2_12_on():
+    x = torch.ones(5, 6, 7, dtype=torch.complex64)
+    with FakeTensorMode() as mode:
+        fake = torch.ops.aten._fft_c2c.default(mode.from_tensor(x), [2, 1], 0, True)
+    right = fake.stride() == torch.ops.aten._fft_c2c.default(x, [2, 1], 0, True).stride()
+    assert right == _torch_compat.spectra_are_laid_out() == (RELEASE >= (2, 12))
+
+
 def test_torch_takes_checks_of_linear_algebra_for_dead_code_before_torch_2_13():
     program = """
 import torch

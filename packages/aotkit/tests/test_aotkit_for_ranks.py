@@ -25,13 +25,8 @@ several_ranks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(several_ranks)
 main, run_ranks = several_ranks.main, several_ranks.run_ranks
 
-pytestmark = [
-    pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed"),
-    pytest.mark.skipif(
-        tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12),
-        reason="refused before torch 2.12: arguments left to defaults",
-    ),
-]
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
 
 X = torch.arange(12, dtype=torch.float64).view(3, 4)
 OPTIONS = aotkit.Options(rank_timeout=20)
@@ -416,11 +411,12 @@ def test_ranks_train_with_what_the_first_one_compiled(tmp_path: Path, warm_pytho
 def test_nothing_that_differs_between_ranks_is_overlooked(tmp_path: Path, warm_python: Any) -> None:
     answers = run_ranks(warm_python, __file__, "differences", tmp_path)
     assert len(answers[0]) == len(READERS) + len(ARGUMENTS) + 1
-    for name in answers[0]:
+    unguarded = {"attribute of a class"} if RELEASE < (2, 12) else set()  # by Dynamo, whatever the backend
+    for name in set(answers[0]) - unguarded:
         both = [answer[name] for answer in answers]
         assert both == ["right", "right"] or all(text.startswith(TYPED) for text in both), (name, both)
     refused = {name for name in answers[0] if answers[0][name] != "right"}
-    assert {*READERS} <= refused
+    assert {*READERS} - unguarded <= refused
 
 
 def test_equal_variables_are_no_reason_to_refuse(tmp_path: Path, warm_python: Any) -> None:

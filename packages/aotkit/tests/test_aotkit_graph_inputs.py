@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -88,3 +89,25 @@ def test_what_is_known_in_the_call_only_is_left_to_the_contract(what: str) -> No
     check = InputCheck(contract)
     assert message(check, values) == message(contract.check, values)
     assert (message(check, values) is None) is (what in ("a size", "a number", "lazy"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "passes", "refused"),
+    [
+        (["d0", "d0"], (2.5, 2.5), (2.5, 3.0)),
+        (["d0", 0.5], (1.0, 0.5), (1.0, 0.25)),
+        (["d0", -0.0], (1.0, -0.0), (1.0, 0.0)),
+        (["d0", "d0"], (0.0, 0.0), (0.0, -0.0)),
+        (["d0", ["*", 2, "d0"]], (1.5, 3.0), (1.5, 1.5)),
+    ],
+    ids=str,
+)
+def test_floats_that_are_passed_as_tensors_are_compared_with_what_they_were_found_to_be(
+    wanted: list[Any], passes: tuple[float, float], refused: tuple[float, float]
+) -> None:
+    inputs = [GraphInput(f"x{k}", "tensor", "torch.float64", [], [], "cpu", number=w) for k, w in enumerate(wanted)]
+    contract = InputContract.from_json(json.loads(json.dumps(InputContract(inputs).to_json())))
+    for check in (contract.check, InputCheck(contract)):
+        check([torch.tensor(number, dtype=torch.float64) for number in passes])
+        with pytest.raises(GuardError, match=r"x1 is .*, and it was compiled for"):
+            check([torch.tensor(number, dtype=torch.float64) for number in refused])

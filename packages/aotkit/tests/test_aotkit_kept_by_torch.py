@@ -32,6 +32,14 @@ def in_two_graphs(x):
     torch._dynamo.graph_break()
     return (y + x).tanh()
 
+def scale(by=3.0, *, power=2):
+    return by ** power
+
+def with_defaults(x):
+    by = scale()
+    torch._dynamo.graph_break()
+    return x * by * scale(power=1)
+
 def trained(call, model, sizes):
     found = []
     for rows in sizes:
@@ -46,7 +54,7 @@ import json, logging, os, torch, aotkit
 torch._dynamo.config.caching_precompile = True
 from torch._dynamo import symbolic_convert
 from torch._dynamo.package import DynamoCache
-from functions import Model, in_two_graphs, trained
+from functions import Model, in_two_graphs, trained, with_defaults
 
 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
 traced, run = [0], symbolic_convert.InstructionTranslator.run
@@ -158,3 +166,23 @@ def test_guards_that_torch_could_not_read_back_are_not_recorded(python: Any, hel
     traced, reasons, first = python(script + SAVE)
     assert traced and len(reasons) == 1 and "gradient" in reasons[0]
     assert python(script) == [traced, reasons, first]
+
+
+def test_numbers_of_modules_that_a_dynamic_compile_settles_are_kept(python: Any) -> None:
+    """A norm's ``eps`` and ``momentum``, which Dynamo passes as tensors."""
+    script = """
+    torch.manual_seed(0)
+    model = torch.nn.BatchNorm1d(3)
+    tell([compiled(model, True, fallback="error")(torch.linspace(-1, 1, 12).view(4, 3)), model.running_mean])
+    """
+    traced, reasons, first = python(textwrap.dedent(script) + SAVE)
+    assert traced == 1 and not reasons
+    assert python(script) == [0, [], first]
+
+
+def test_guards_on_defaults_are_read_back(python: Any) -> None:
+    """Also those of a frame without a graph, for which no backend is called, before the first frame with one."""
+    script = "tell([compiled(with_defaults)(torch.linspace(-1, 1, 12))])"
+    traced, reasons, first = python(script + SAVE)
+    assert traced == 3 and not reasons
+    assert python(script) == [0, [], first]

@@ -616,3 +616,20 @@ def test_conditions_on_sizes_are_asked_in_each_call(tmp_path: Path) -> None:
     for size in (2, 4, 5, 6):
         x = torch.randn(size, 4)
         torch.testing.assert_close(loaded(x), Branching()(x))
+
+
+class Lengths(nn.Module):
+    def forward(self, x: torch.Tensor, n: int, m: int, k: int) -> torch.Tensor:
+        return (torch.arange(n).repeat(2) + torch.arange(m)) * nn.functional.avg_pool1d(x[None], k)[0].sum()
+
+
+def test_numbers_that_the_export_settled_are_compared(tmp_path: Path) -> None:
+    """One is twice the other, and one a constant of the code."""
+    path, x = tmp_path / "lengths.aotkit", torch.randn(3, 12)
+    aotkit.aot_compile(Lengths(), (x, 5, 10, 2), path, dynamic_shapes=(None, *[Dim.AUTO] * 3))
+    package = aotkit.load(path)
+    for n in (5, 7):
+        torch.testing.assert_close(package(x, n, 2 * n, 2), Lengths()(x, n, 2 * n, 2))
+    for numbers, message in (((5, 12, 2), "m is 12, where"), ((5, 10, 3), "k is 3, where")):
+        with pytest.raises(ValueError, match=message):
+            package(x, *numbers)

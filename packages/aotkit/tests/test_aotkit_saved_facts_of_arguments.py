@@ -91,3 +91,40 @@ def test_another_number_is_refused(function: Callable[..., torch.Tensor], calls:
     with pytest.raises(GuardError, match="was compiled for"):
         loaded(*others, x)
     torch.testing.assert_close(loaded(*given, x), function(*given, x))
+
+
+def of_as_many(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
+    return torch.arange(n) + torch.arange(m) + x.sum()
+
+
+def of_twice_as_many(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
+    return torch.arange(n).repeat(2) + torch.arange(m) + x.sum()
+
+
+def pooled(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
+    return torch.nn.functional.avg_pool1d(x, n) * m
+
+
+def normalized(x: torch.Tensor, eps: float, by: float) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, (12,), eps=eps) * by
+
+
+#: What a compile finds out about numbers: one is the other, twice the other, a constant; then others that are refused.
+FOUND: dict[Callable[..., torch.Tensor], tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    of_as_many: ((5, 5), (5, 6)),
+    of_twice_as_many: ((5, 10), (5, 12)),
+    pooled: ((2, 3), (3, 3)),
+    normalized: ((0.5, 1.5), (0.25, 1.5)),
+}
+
+
+@pytest.mark.parametrize("function", FOUND, ids=lambda function: function.__name__)
+def test_numbers_that_the_compile_settled_are_compared(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    given, others = FOUND[function]
+    x = torch.arange(72.0).view(6, 12).sin()
+    saved = aotkit.saved.compile_to_save(function, (x, *given), dynamic=True)
+    aotkit.saved.save_compiled_function(saved, tmp_path / "saved")
+    loaded = aotkit.saved.load_compiled_function(tmp_path / "saved")
+    torch.testing.assert_close(loaded(x, *given), function(x, *given))
+    with pytest.raises(GuardError, match="was compiled for"):
+        loaded(x, *others)

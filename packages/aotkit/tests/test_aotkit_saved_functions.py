@@ -16,11 +16,6 @@ import aotkit
 from aotkit.artifact.values import NoForm
 from aotkit.torch_api.save_compiled import _check_helpers
 
-RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-needs_defaults = pytest.mark.skipif(
-    RELEASE < (2, 12), reason="refused before torch 2.12: arguments left to defaults; the last test runs with all"
-)
-
 MODELS = """
 import torch
 from torch import nn
@@ -112,7 +107,6 @@ OURS = "aotkit.saved.compile_to_save(nets.make(), nets.batch())"
 COMPILERS = ("aotkit_aot_trace", "aotkit_partition", "aotkit_inductor_lower.driver", "scipy")
 
 
-@needs_defaults
 def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
     python(SAVE_TRAINING.format(call=TORCHS, save="compiled.save_compiled_function('net.pt')"))
     same, count, new = python(
@@ -156,7 +150,6 @@ def test_modules_that_dynamo_reads_under_its_own_names_are_found_by_torchs_loade
     assert (kind, twice, gradient) == ("OrderedDict", [10.0] * 3, [1.0] * 3)
 
 
-@needs_defaults
 @pytest.mark.parametrize("call", [TORCHS, OURS], ids=["aot_compile", "compile_to_save"])
 def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits(python: Any, call: str) -> None:
     python(SAVE_TRAINING.format(call=call, save="aotkit.saved.save_compiled_function(compiled, 'net.aotkit')"))
@@ -257,7 +250,6 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     assert found == (way == "torch")
 
 
-@needs_defaults
 def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(FUNCTION)
     python("""
@@ -357,19 +349,14 @@ def test_helpers_of_dynamo_that_the_loader_has_not_are_found_behind_a_variable(c
 
 
 class Scaled(torch.nn.Module):
-    def forward(self, x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
-        return x * by
+    def forward(self, x: torch.Tensor, y: float = 1.5, *, by: float = 2.0) -> torch.Tensor:
+        return (x + y) * by
 
 
-def test_before_torch_2_12_an_argument_that_was_left_to_its_default_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def unread(_: bytes) -> Any:
-        raise TypeError("DefaultsSource.__init__() takes from 3 to 4 positional arguments but 6 were given")
-
-    compiled = aotkit.saved.compile_to_save(Scaled(), (torch.ones(3),))
-    if RELEASE >= (2, 12):
-        aotkit.saved.save_compiled_function(compiled, tmp_path / "scaled")
-        monkeypatch.setattr("torch._dynamo.package.load_guards_state", unread)
-    with pytest.raises(aotkit.PackageError, match=r"left to its default\. Pass all arguments, or use torch 2\.12"):
-        aotkit.saved.save_compiled_function(compiled, tmp_path / "scaled")
+def test_arguments_that_were_left_to_their_defaults_have_to_be_again(tmp_path: Path) -> None:
+    model, x = Scaled(), torch.ones(3)
+    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(model, (x,)), tmp_path / "scaled")
+    loaded = aotkit.saved.load_compiled_function(tmp_path / "scaled")
+    assert torch.equal(loaded(model, x), model(x))
+    with pytest.raises(aotkit.GuardError, match="the keys \\['by'\\]"):
+        loaded(model, x, by=3.0)

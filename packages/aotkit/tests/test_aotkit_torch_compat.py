@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 
 import pytest
 import torch
 from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import AttrSource, LocalSource
+from torch._dynamo.source import AttrSource, DefaultsSource, LocalSource
 from torch._guards import Guard, GuardsSet
 
-from aotkit import PackageError, _torch_compat
+from aotkit import _torch_compat
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -59,17 +60,14 @@ def test_aot_compile_is_offered_from_torch_2_12_on() -> None:
         assert offered()
 
 
-def test_guards_that_torch_before_2_12_can_not_read_back_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That they are of arguments that were left to their defaults, test_aotkit_saved_functions.py shows."""
-
-    def read(error: TypeError) -> None:
-        def unread(_: bytes) -> None:
-            raise error
-
-        monkeypatch.setattr("torch._dynamo.package.load_guards_state", unread)
-        _torch_compat.read_guards(b"")
-
-    with pytest.raises(PackageError, match=r"Pass all arguments, or use torch 2\.12"):
-        read(TypeError("DefaultsSource.__init__() takes from 3 to 4 positional arguments but 6 were given"))
-    with pytest.raises(TypeError, match="another"):
-        read(TypeError("another"))
+def test_sources_of_defaults_pickle_what_their_class_takes_from_torch_2_12_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That these guards are then checked, test_aotkit_saved_functions.py shows."""
+    monkeypatch.setattr(copyreg, "dispatch_table", dict(copyreg.dispatch_table))
+    monkeypatch.delitem(copyreg.dispatch_table, DefaultsSource, raising=False)
+    sources = [DefaultsSource(LocalSource("f"), 1), DefaultsSource(LocalSource("f"), "by", is_kw=True)]
+    for source in sources:
+        kind, written = _torch_compat.pickled_default(source)
+        assert kind(*written) == source
+        assert (source.__reduce__() == (kind, written)) == (RELEASE >= (2, 12))
+    _torch_compat.pickle_defaults()
+    assert (DefaultsSource in copyreg.dispatch_table) == (RELEASE < (2, 12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,10 @@ from aotkit_inductor_lower.targets.cpu.render.few_rows_of_bytes import FewRowsOf
 from aotkit_inductor_lower.targets.cpu.render.few_rows_of_words import FewRowsOfWords
 from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+needs_unsigned = pytest.mark.skipif(
+    RELEASE < (2, 12), reason="before torch 2.12 torch multiplies no unsigned bytes, see the last test"
+)
 needs_few_bytes = pytest.mark.skipif(  # an emulated processor is asked here as well
     not multiplies_few_bytes(cpu_target().machine), reason="vectors of less than 256 bits"
 )
@@ -146,6 +151,7 @@ def shifted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch._int_mm(unsigned, w.t()) - w.t().sum(dim=0, keepdim=True, dtype=torch.int32) * 128
 
 
+@needs_unsigned
 @needs_few_bytes
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_bytes_that_were_shifted_for_the_processor_are_multiplied_as_they_were(
@@ -163,6 +169,7 @@ def test_bytes_that_were_shifted_for_the_processor_are_multiplied_as_they_were(
     assert len(written) == 3
 
 
+@needs_unsigned
 def test_shifted_bytes_of_many_rows_are_one_call_or_kernel() -> None:
     """A call of floats, with kernels around it, where the processor has no instructions for bytes."""
     ours, floats = multiplies_bytes(cpu_target().machine), cpu_target().capabilities.float_bytes
@@ -174,6 +181,7 @@ def test_shifted_bytes_of_many_rows_are_one_call_or_kernel() -> None:
     assert made.report().kernel_count == ours
 
 
+@needs_unsigned
 @pytest.mark.parametrize("given", ["another weight", "another shift", "another factor", "not shifted", "shifted twice"])
 def test_what_only_looks_like_shifted_bytes_stays_as_it_is(given: str) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -186,6 +194,7 @@ def test_what_only_looks_like_shifted_bytes_stays_as_it_is(given: str) -> None:
     equals_eager(f, some_bytes(3, 40), some_bytes(70, 40), some_bytes(70, 40))
 
 
+@needs_unsigned
 @needs_few_bytes
 def test_products_that_share_shifted_bytes_read_them_as_they_were(written: list[FewRowsOfBytes]) -> None:
     """As queries, keys and values do. The shift is computed for who else asks for it."""
@@ -305,3 +314,9 @@ def test_bytes_become_bfloat16_as_eager_makes_them() -> None:
     for dtype, values in every.items():
         x = values.to(dtype)
         assert torch.equal(compiled(lambda x: x.to(torch.bfloat16), x)([x])[0], x.to(torch.bfloat16))
+
+
+def test_unsigned_bytes_are_refused_before_torch_2_12() -> None:
+    x, w = torch.zeros(2, 8, dtype=torch.uint8), some_bytes(16, 8)
+    with pytest.raises(RuntimeError, match="dtype to be of type int8") if RELEASE < (2, 12) else nullcontext():
+        assert torch._int_mm(x, w.t()).dtype is torch.int32

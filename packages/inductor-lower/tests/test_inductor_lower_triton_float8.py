@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 BF16, E4, E5 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 Graph = Callable[..., tuple[torch.Tensor, ...]]
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+rows_on_the_cpu = pytest.mark.skipif(
+    RELEASE < (2, 12), reason="before torch 2.12 the CPU takes no scales of rows, see the last test"
+)
 
 
 def lower(f: Graph, args: Sequence[torch.Tensor], **settings: Any) -> Compiled:
@@ -77,7 +82,7 @@ def check(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
 
 
 @pytest.mark.sample(ways=1)
-@pytest.mark.parametrize("form", ["", "one", "rows"])
+@pytest.mark.parametrize("form", ["", "one", pytest.param("rows", marks=rows_on_the_cpu)])
 @pytest.mark.parametrize(
     ("out", "bias"),  # eager refuses a bias of a float32 result
     [(BF16, False), (BF16, True), (torch.float16, False), (torch.float16, True), (torch.float32, False)],
@@ -140,7 +145,7 @@ def test_the_faster_one_is_taken_where_they_are_measured(monkeypatch: pytest.Mon
         return 1e-6 / len(results)
 
     monkeypatch.setattr(TritonTarget, "measure", lambda self, compiled: product_times("cpu", compiled, seconds))
-    args = [*factors(50, 96, 40), *scales("rows", 50, 40), torch.randn(40).to(BF16)]
+    args = [*factors(50, 96, 40), *scales("one", 50, 40), torch.randn(40).to(BF16)]
     lowered = lower(scaled(BF16, bias=True), args, contractions="auto", tune=True)
     assert not lowered.report.externs and len(results) == 2
     torch.testing.assert_close(results[1], results[0], rtol=1.6e-2, atol=1.6e-2)
@@ -196,3 +201,9 @@ def test_casts_before_a_product_on_a_device(to: torch.dtype) -> None:
     graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
     compiled = compile_graph(graph, options=LowerOptions(contractions="generated"))
     check(compiled(list(args))[0], f(*args)[0], args[0].double() @ args[1].double())
+
+
+def test_scales_of_rows_are_refused_on_the_cpu_before_torch_2_12() -> None:
+    args = [*factors(50, 96, 40), *scales("rows", 50, 40)]
+    with pytest.raises(RuntimeError, match="per-tensor scaling") if RELEASE < (2, 12) else nullcontext():
+        assert scaled(BF16)(*args)[0].shape == (50, 40)

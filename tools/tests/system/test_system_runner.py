@@ -204,6 +204,25 @@ def test_sizes_that_are_multiples(tmp_path: Path, serve: Callable[..., str]) -> 
     assert "for sizes in another relation" in serve(path, [([torch.ones(36, 3)], calls[0][1])])
 
 
+class Lengths(nn.Module):
+    """Numbers of which one is twice the other, and one a constant of the code."""
+
+    def forward(self, x: torch.Tensor, n: int, m: int, k: int) -> torch.Tensor:
+        return (torch.arange(n).repeat(2) + torch.arange(m)).float() * F.avg_pool1d(x[None], k)[0].sum()
+
+
+def test_numbers_that_the_export_settled(tmp_path: Path, serve: Callable[..., str]) -> None:
+    path, x = tmp_path / "lengths.aotkit", torch.randn(3, 12)
+    aotkit.aot_compile(Lengths(), (x, 5, 10, 2), path, dynamic_shapes=(None, *[Dim.AUTO] * 3))
+    loaded = aotkit.load(path)
+    calls = [([x, n, 2 * n, 2], leaves([loaded(x, n, 2 * n, 2)])) for n in (5, 7)]
+    assert all_right(2) in serve(path, calls)
+    for numbers, message in (((5, 12, 2), "m is 12, where"), ((5, 10, 3), "k is 3, where")):
+        with pytest.raises(ValueError, match=message):
+            loaded(x, *numbers)
+        assert f"{message} the package was compiled for" in serve(path, [([x, *numbers], calls[0][1])])
+
+
 class Rounded(nn.Module):
     """Sizes that Python computes with floats, some of which would be others without rounding."""
 

@@ -70,6 +70,7 @@ __all__ = [
     "replaced_tensors",
     "run_make_fx",
     "scattered_strides",
+    "spectra_are_laid_out",
     "symbols_of",
     "to_pre_dispatch_functional",
     "track",
@@ -448,6 +449,12 @@ def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
         return result.stride()
     with untraced():
         return x.clone().stride()
+
+
+def spectra_are_laid_out() -> bool:
+    """Whether fake kernels tell how spectra lie in memory: from torch 2.12 on. Before, they tell others than eager's,
+    for several dimensions also such as lay elements over each other, or fail."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 
 
 def _is_one(size: Any) -> bool:

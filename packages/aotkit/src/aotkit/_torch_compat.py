@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import copyreg
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Any
 
 import torch._dynamo.config
 import torch._dynamo.package
-from torch._dynamo.source import ChainedSource
+from torch._dynamo.source import ChainedSource, DefaultsSource, LocalSource
 from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from .errors import PackageError
-
-__all__ = ["asked_attribute", "lazy_graph_module", "offering_aot_compile", "read_guards", "remove_guards"]
+__all__ = [
+    "asked_attribute",
+    "lazy_graph_module",
+    "offering_aot_compile",
+    "pickle_defaults",
+    "pickled_default",
+    "read_guards",
+    "remove_guards",
+]
 
 
 def read_guards(kept: bytes) -> Any:
-    """What an artifact of torch's holds of Dynamo's guards. Before torch 2.12 torch does not read those on arguments
-    that were left to their defaults. Sources in modules that traced code imports (torch's own ``cond`` does) note a
-    guard in the present trace when they are made, so there is one, which nobody looks at.
+    """What an artifact of torch's holds of Dynamo's guards. Sources in modules that traced code imports (torch's own
+    ``cond`` does) note a guard in the present trace when they are made, so there is one, which nobody looks at."""
+    with tracing(TracingContext(None)):
+        return torch._dynamo.package.load_guards_state(kept)
 
     Raises:
         PackageError: for such an artifact, and for one of tensors that had a gradient when it was compiled.
@@ -40,6 +49,18 @@ def read_guards(kept: bytes) -> Any:
             f"the compiled function can't be saved: torch {torch.__version__} can't read what it wrote of an argument "
             "that was left to its default. Pass all arguments, or use torch 2.12 or newer"
         ) from error
+
+def pickle_defaults() -> None:
+    """Have torch read back what it writes of guards on arguments that were left to their defaults. Before torch 2.12
+    their sources pickle more values than their class takes; what is registered here goes before what a class says."""
+    source = DefaultsSource(LocalSource("function"), 0)
+    if len(source.__reduce__()[1]) > sum(field.init for field in fields(DefaultsSource)):
+        copyreg.pickle(DefaultsSource, pickled_default)  # type: ignore[arg-type]
+
+
+def pickled_default(source: DefaultsSource) -> tuple[Any, ...]:
+    """The source's class, and what it takes for this one."""
+    return DefaultsSource, (source.base, source.idx_key, source.is_kw)
 
 
 def asked_attribute(guard: Guard, path: list[list[Any]]) -> tuple[list[list[Any]], str] | None:

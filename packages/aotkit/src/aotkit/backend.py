@@ -34,7 +34,7 @@ from .frontend.inputs import (
     unsupported_input,
 )
 from .frontend.masks import has_strided_masks, lay_out_masks
-from .frontend.saving import has_gradient, is_saved_by_torch, name_in_torchs_cache
+from .frontend.saving import has_gradient, is_saved_by_torch, name_in_torchs_cache, torch_keeps, write_guards_readably
 from .frontend.structured_trace import TraceSink, is_tracing
 from .frontend.version_counters import needs_version_counters
 from .options import Options, resolve
@@ -80,6 +80,8 @@ def make_backend(
     kept = recorder or Recorder()
     chosen = options or read_environment().options()
     put_full_collections_off_while_tracing()
+    if torch_keeps():
+        write_guards_readably()
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_graph_module(gm, example_inputs, chosen, kept, passes)
@@ -208,6 +210,7 @@ def _keep_in_torchs_cache(
     passes: GraphPasses | None,
 ) -> None:
     """Give torch's cache what a later process can load, where there is such a thing; see Note [Kept by torch]."""
+    write_guards_readably()
     attributes = attribute_tensors(gm)
     values = [*example_inputs, *attributes]
     job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
@@ -239,6 +242,7 @@ def _compile_to_save(
     """For ``aot_compile``: what torch can save, or :class:`CompileError`; a graph that runs eagerly can't be saved."""
     from .driver.saved_by_torch import SavedByTorch, complete_graph
 
+    write_guards_readably()
     attributes = attribute_tensors(gm)
     reason = "an argument is a list" if has_lists(example_inputs) else None
     reason = reason or _unsupported(gm, [*example_inputs, *attributes], options)

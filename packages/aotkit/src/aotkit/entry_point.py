@@ -4,7 +4,10 @@ from .driver.process import collections_put_off, put_full_collections_off_while_
 
 with collections_put_off():  # what is imported here brings the next walk over all objects no closer
     from .backend import aotkit
+    from .frontend.saving import torch_keeps, write_guards_readably
 
+if torch_keeps():  # of a function whose first frame has no graph as well
+    write_guards_readably()
 put_full_collections_off_while_tracing()  # from the first graph on
 
 __all__ = ["aotkit"]

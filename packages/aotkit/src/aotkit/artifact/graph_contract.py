@@ -14,7 +14,7 @@ from aotkit_cache import Uncacheable
 from ..frontend.inputs import symbolic_twins
 from ..frontend.sources import named_sources
 from .graph_inputs import PLAIN, GraphInput, InputContract
-from .guards import Names, guards_of, ranges_of
+from .guards import Names, guards_of, ranges_of, tree_of
 
 __all__ = ["contract_of"]
 
@@ -56,7 +56,7 @@ def _describe(name: str, value: Any, twin: Any, seen: Any, names: Names) -> Grap
     number = None
     if isinstance(memo, torch.SymFloat):
         names.text(memo)
-        number = names.numbers[str(memo.node.expr)]
+        number = tree_of(memo.node.expr, names.numbers)  # which is a number where the compile settled it
     shape, stride = [names.json(n) for n in sized.shape], [names.json(n) for n in sized.stride()]
     lazy = (value.is_conj(), value.is_neg())
     return GraphInput(name, kind, str(value.dtype), shape, stride, str(value.device), value.requires_grad, lazy, number)

@@ -27,8 +27,8 @@ PLAIN: dict[type, str] = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """One input. ``kind``: tensor, parameter or number; ``number``: the symbol of an integer, or of a float that is
-    passed as a tensor; ``source``: Dynamo's expression of it."""
+    """One input. ``kind``: tensor, parameter or number; ``number``: the tree of an integer, or of a float that is
+    passed as a tensor: a symbol, or what it was found to be; ``source``: Dynamo's expression of it."""
 
     name: str
     kind: str
@@ -82,6 +82,8 @@ class InputContract:
         for wanted, value in zip(self.inputs, values, strict=True):
             if wanted.kind != "number":
                 _check_sizes(wanted, value, symbols)
+            if wanted.number is not None:
+                _check_number(wanted, value, symbols)
         self._check_symbols(symbols)
 
     def _check_symbols(self, symbols: Mapping[str, Any]) -> None:
@@ -201,6 +203,14 @@ def _note_symbols(wanted: GraphInput, value: Any, symbols: dict[str, Any]) -> No
         for size, tree in zip(sizes, trees, strict=True):
             if isinstance(tree, str):
                 symbols.setdefault(tree, size)
+
+
+def _check_number(wanted: GraphInput, value: Any, symbols: Mapping[str, Any]) -> None:
+    """A number that the graph was compiled for, or that was found to be another one's, or computed from others."""
+    number = value if wanted.kind == "number" else value.item()
+    expected = evaluate(wanted.number, symbols)
+    if number != expected or (isinstance(number, float) and math.copysign(1, number) != math.copysign(1, expected)):
+        raise GuardError(f"{wanted.name} is {number}, and it was compiled for {expected}")
 
 
 def _check_sizes(wanted: GraphInput, value: torch.Tensor, symbols: Mapping[str, Any]) -> None:

@@ -240,6 +240,9 @@ class Package:
                             f"{argument.name} has size {size} in dimension {dim}, where the package was compiled for "
                             f"{evaluate(wanted, symbols)}"
                         )
+            elif value != evaluate(argument.symbol, symbols):
+                known = evaluate(argument.symbol, symbols)
+                raise ValueError(f"{argument.name} is {value}, where the package was compiled for {known}")
         for guard in self._guards:
             if not guards_hold([guard], symbols):
                 raise ValueError(
@@ -249,13 +252,12 @@ class Package:
 
 
 class _Argument:
-    """One tensor or integer argument as the package was compiled for it; sizes are expressions over symbols."""
+    """One tensor or integer argument as the package was compiled for it; sizes are expressions over symbols, and so is
+    ``symbol``, what an integer was found to be; ``None`` for tensors."""
 
     __slots__ = ("device", "dtype", "name", "shape", "stride", "symbol", "written")
 
-    def __init__(
-        self, name: str, dtype: str, shape: Any, stride: Any, device: str, written: bool, symbol: str | None
-    ) -> None:
+    def __init__(self, name: str, dtype: str, shape: Any, stride: Any, device: str, written: bool, symbol: Any) -> None:
         self.device = torch.device(device or "cpu")
         self.name, self.shape, self.stride, self.written, self.symbol = name, shape, stride, written, symbol
         self.dtype = getattr(torch, dtype.removeprefix("torch.")) if dtype else None
@@ -265,7 +267,8 @@ class _Argument:
         if self.symbol is not None:
             if type(value) is not int:
                 raise TypeError(f"{self.name} has to be an integer, not a {type(value).__name__}")
-            symbols[self.symbol] = value
+            if isinstance(self.symbol, str):
+                symbols.setdefault(self.symbol, value)
             return
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{self.name} has to be a tensor, not a {type(value).__name__}")

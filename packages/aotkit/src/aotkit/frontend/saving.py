@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["has_gradient", "is_saved_by_torch", "name_in_torchs_cache"]
+__all__ = ["has_gradient", "is_saved_by_torch", "name_in_torchs_cache", "torch_keeps", "write_guards_readably"]
 
 
 def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
@@ -15,12 +15,12 @@ def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
 
     It names it for its cache of guards and bytecode as well, which takes any callable.
     """
-    return getattr(gm, "_backend_id", None) is not None and not _torch_keeps()
+    return getattr(gm, "_backend_id", None) is not None and not torch_keeps()
 
 
 def name_in_torchs_cache(gm: torch.fx.GraphModule) -> str | None:
     """Under which name torch's cache of guards and bytecode wants the compiled graph, if it is to keep it."""
-    return getattr(gm, "_backend_id", None) if _torch_keeps() else None
+    return getattr(gm, "_backend_id", None) if torch_keeps() else None
 
 
 def has_gradient(value: Any) -> bool:
@@ -30,5 +30,14 @@ def has_gradient(value: Any) -> bool:
     return value.grad is not None
 
 
-def _torch_keeps() -> bool:
+def torch_keeps() -> bool:
+    """Whether torch keeps guards and bytecode in its cache, by the setting ``caching_precompile``."""
     return bool(getattr(sys.modules.get("torch._dynamo.config"), "caching_precompile", False))
+
+
+def write_guards_readably() -> None:
+    """Before torch writes guards, see :func:`aotkit._torch_compat.pickle_defaults`. It writes those of a frame without
+    a graph too, for which no backend is called: so where torch keeps guards, this comes when a backend is made."""
+    from .._torch_compat import pickle_defaults  # which brings Dynamo
+
+    pickle_defaults()

@@ -105,7 +105,7 @@ Package::Package(const std::string &path, const char *signing_key) : archive_(pa
     argument.name = row.at("name").text();
     argument.integer = !row.at("symbol").is(Json::Null);
     if (argument.integer) {
-      argument.symbol = row.at("symbol").text();
+      argument.symbol = row.at("symbol");
     } else {
       argument.dtype = dtype_named(row.at("dtype").text());
       argument.shape = row.at("shape").list();
@@ -311,6 +311,12 @@ void Package::check_sizes(const std::vector<Value> &inputs, const Symbols &symbo
     }
   }
   for (size_t k = 0; k < arguments_.size(); ++k) {
+    if (arguments_[k].integer) {  // a symbol, or what the compile found it to be
+      const int64_t number = inputs[k].toInt(), wanted = integer_size(arguments_[k].symbol, symbols);
+      if (number != wanted)
+        wrong_call(arguments_[k].name + " is " + std::to_string(number) + ", where the package was compiled for " +
+                   std::to_string(wanted));
+    }
     for (size_t dim = 0; dim < arguments_[k].shape.size(); ++dim) {
       const int64_t size = inputs[k].toTensor().size(static_cast<int64_t>(dim));
       const int64_t wanted = integer_size(arguments_[k].shape[dim], symbols);
@@ -346,7 +352,7 @@ std::vector<Value> Package::run(std::vector<Value> inputs) {
     const Argument &argument = arguments_[k];
     if (argument.integer) {
       if (!inputs[k].isInt()) wrong_call(argument.name + " has to be an integer");
-      symbols[argument.symbol] = inputs[k].toInt();
+      if (argument.symbol.is(Json::String)) symbols.emplace(argument.symbol.string, inputs[k].toInt());
       continue;
     }
     if (!inputs[k].isTensor()) wrong_call(argument.name + " has to be a tensor");

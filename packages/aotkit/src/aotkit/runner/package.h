@@ -31,7 +31,7 @@ class Package {
     bool integer = false;
     at::ScalarType dtype = at::kFloat;
     std::vector<Json> shape, stride;
-    std::string symbol;
+    Json symbol;
     bool written = false;
   };
   struct CopyBack {
