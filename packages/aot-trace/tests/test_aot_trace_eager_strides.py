@@ -269,6 +269,8 @@ def test_angles_of_complex_numbers_are_contiguous(decomposed):
         want = torch.angle(x)
         assert node.meta["val"].stride() == got.stride() == want.stride()
         torch.testing.assert_close(got, want)
+
+
 BINARY: dict[str, Callable[..., Any]] = {
     "copysign": torch.copysign,
     "floor_divide": torch.floor_divide,

@@ -128,7 +128,6 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     outer = functools.partial(_outer, table.get(aten.addr.default))
     others = {aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows, aten.addr.default: outer}
     others[aten.angle.default] = functools.partial(_angle, mine[aten.angle.default], table.get(aten.angle.default))
-    return {**table, **mine, **into, **others}
     return {**table, **mine, **into, **others, **spectra(table)}
 
 

@@ -14,6 +14,8 @@ from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from .errors import PackageError
+
 __all__ = [
     "asked_attribute",
     "lazy_graph_module",
@@ -27,28 +29,22 @@ __all__ = [
 
 def read_guards(kept: bytes) -> Any:
     """What an artifact of torch's holds of Dynamo's guards. Sources in modules that traced code imports (torch's own
-    ``cond`` does) note a guard in the present trace when they are made, so there is one, which nobody looks at."""
-    with tracing(TracingContext(None)):
-        return torch._dynamo.package.load_guards_state(kept)
+    ``cond`` does) note a guard in the present trace when they are made, so there is one, which nobody looks at.
 
     Raises:
-        PackageError: for such an artifact, and for one of tensors that had a gradient when it was compiled.
+        PackageError: for an artifact of tensors that had a gradient when it was compiled.
     """
     try:
         with tracing(TracingContext(None)):
             return torch._dynamo.package.load_guards_state(kept)
     except TypeError as error:
-        if "type _Missing" in str(error):  # which stands for a tensor that torch does not write
-            raise PackageError(
-                "the compiled function can't be saved: a parameter or an argument has a gradient, and torch can't read "
-                "back what it wrote of it. Set gradients to None (zero_grad) and compile again"
-            ) from error
-        if "DefaultsSource" not in str(error):
+        if "type _Missing" not in str(error):  # which stands for a tensor that torch does not write
             raise
         raise PackageError(
-            f"the compiled function can't be saved: torch {torch.__version__} can't read what it wrote of an argument "
-            "that was left to its default. Pass all arguments, or use torch 2.12 or newer"
+            "the compiled function can't be saved: a parameter or an argument has a gradient, and torch can't read "
+            "back what it wrote of it. Set gradients to None (zero_grad) and compile again"
         ) from error
+
 
 def pickle_defaults() -> None:
     """Have torch read back what it writes of guards on arguments that were left to their defaults. Before torch 2.12

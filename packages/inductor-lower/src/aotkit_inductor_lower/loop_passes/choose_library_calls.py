@@ -8,9 +8,9 @@ Note [Which product]
     stay. On Zen 3 (AVX2) it ran at 0.90 of the speed of MKL's product, of factors like those of `g @ w` at 0.83 (least
     0.54; `python -m tools.bench.products --contractions auto --only w` with it), so MKL's stays.
 
-    For each number of rows that it has not seen oneDNN writes code, which takes a third of a millisecond and some hundred
-    KiB, and it keeps the last 1024. So products of rows whose number is known at run time only stay with MKL: training
-    on texts of any length took twice as long as in eager mode, and a process grew by 5 MB a step up to 600.
+    For each number of rows that it has not seen oneDNN writes code, which takes a third of a millisecond and some
+    hundred KiB, and it keeps the last 1024. So products of rows whose number is known at run time only stay with MKL:
+    training on texts of any length took twice as long as in eager mode, and a process grew by 5 MB a step up to 600.
 
     Products of bfloat16 are oneDNN's in both. ``aten.addmm`` copies the bias into every row of the result before, which
     takes long beside the product where little is summed; the linear layer adds it in float32, as the other does.
