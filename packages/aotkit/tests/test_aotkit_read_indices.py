@@ -96,6 +96,20 @@ def test_gradients_go_to_the_selected_part() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, lambda f: torch.func.grad(lambda *given: f(*given).sum())])
+def test_a_mapped_index_is_none_to_be_read(transform: Callable[..., Any]) -> None:
+    """Of a table that is mapped, too, or not; and one that is not mapped is read beside it."""
+
+    def fn(x: Tensor, i: Tensor, number: Tensor) -> Any:
+        rows = torch.vmap(lambda j: transform(lambda table: table[j].sin())(x))(i)
+        both = torch.vmap(lambda table, j: transform(lambda of: of[j].cos())(table))(x, i)
+        return rows, both, torch.vmap(lambda row: row[number] * 2)(x)
+
+    x, i, number = torch.randn(3, 4), torch.tensor([2, 0, 1]), torch.tensor(2)
+    run = torch.compile(fn, backend="aotkit", options={"cache": False, "fallback": "error"})
+    torch.testing.assert_close(run(x, i, number), fn(x, i, number))
+
+
 def test_a_number_out_of_range_is_an_error() -> None:
     run = aotkit.aot_function(as_dynamo_gives(PROGRAMS["read"]), lambda graph, _: compile_graph(graph))
     run(torch.randn(3, 3), torch.tensor(2))

@@ -1,7 +1,8 @@
 """Indices that are read when the graph runs: integers in tensors without dimensions (``x[i]``, ``x[:, i] = y``).
 
 Eager's C++ code reads the number and selects, which gives a view. It asks what the number is, which a symbol does not
-tell it; ``select`` itself takes one.
+tell it; ``select`` itself takes one. Within ``torch.vmap`` an index has a number for each of what is mapped, so it is
+none to be read; eager mode does not select there either.
 """
 
 from __future__ import annotations
@@ -35,10 +36,20 @@ def select_numbers(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
 
 
 def _is_number(index: Any) -> bool:
-    if not isinstance(index, torch.Tensor) or index.dim() != 0:
+    if not isinstance(index, torch.Tensor) or index.dim() != 0 or _is_mapped(index):
         return False
     dtype = index.dtype
     return not (dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.uint8))  # these are masks
+
+
+def _is_mapped(index: torch.Tensor) -> bool:
+    """Whether ``torch.vmap`` maps over it, at any level of transforms."""
+    levels: Any = torch._C._functorch
+    while levels.is_functorch_wrapped_tensor(index):
+        if levels.is_batchedtensor(index):
+            return True
+        index = levels.get_unwrapped(index)
+    return False
 
 
 def _dimensions(index: Any) -> int:
