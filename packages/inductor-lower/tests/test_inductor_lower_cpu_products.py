@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, lower_graph
 from aotkit_inductor_lower.driver import compile_to_program, schedule_program
@@ -313,6 +315,37 @@ def test_bfloat16_is_ours_where_aten_has_no_vectors_for_it(
         (found,) = contractions(lowered)
         machine = generic_machine(bits)
         assert choose_form(found, buffers_of(lowered), LowerOptions(), machine, processor).form == form
+
+
+@pytest.mark.parametrize(
+    ("size", "along", "dtype", "processor", "form"),
+    [
+        ((None, 64, 64), True, torch.bfloat16, "znver4", "fma"),
+        ((None, 64, 64), False, torch.bfloat16, "znver4", "aten"),
+        ((None, 40, 64), True, torch.bfloat16, "znver4", "aten"),
+        ((None, 64, 64), True, torch.bfloat16, "sapphirerapids", "aten"),
+        ((None, 512, 512), True, torch.float32, "znver4", "aten"),
+        ((64, 64, 64), True, torch.bfloat16, "znver4", "aten"),
+        ((64, 256, 256), True, torch.bfloat16, "znver4", "fma"),
+    ],
+    ids=str,
+)
+def test_a_varying_number_of_rows_of_bfloat16_is_ours_where_the_library_writes_code_for_each(
+    size: tuple[int | None, int, int], along: bool, dtype: torch.dtype, processor: str, form: str
+) -> None:
+    rows, columns, summed = size
+    kinds = [DimDynamic.STATIC if rows else DimDynamic.DYNAMIC, DimDynamic.STATIC]
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(
+        torch.randn(rows or 100, summed, dtype=dtype), symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)
+    )
+    w = mode.from_tensor(torch.randn(columns, summed, dtype=dtype), static_shapes=True)
+    product = (lambda x, w: x @ w.t()) if along else (lambda x, w: x @ w.view(w.shape[1], w.shape[0]))
+    program = lower_graph(make_fx(product)(x, w))
+    (found,) = contractions(program)
+    machine = generic_machine(512)
+    machine = replace(machine, features=f"{machine.features},+avx512bf16")
+    assert choose_form(found, buffers_of(program), LowerOptions(), machine, processor).form == form
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ Note [Which products are ours]
 
     Products of bfloat16 are ours where an instruction multiplies pairs (AVX512-BF16) on AMD's processors and both
     factors lie along the sum, as those of linear layers do: about as fast as oneDNN's, and what comes after them is in
-    the same kernel (the same command with `--dtype bfloat16`). On processors without AVX-512 oneDNN has no kernels for
-    bfloat16, and ATen's products of it take 2 to 110 times as long as ours, which widen both factors as they copy them
-    (the same command on Zen 3, AVX2 and FMA; :data:`~.choose_few_rows.SHORT_AMD`). So small ones and batches are ours,
-    too, from :data:`WORTH_OF_PAIRS` multiplications on.
+    the same kernel (the same command with `--dtype bfloat16`). For each number of rows oneDNN writes code, which takes
+    longer than most products, and it keeps the last 1024. Ours is written once, and takes no longer from one row on
+    (the weights of a linear layer, on Zen 4). So where that number is known at run time only, small ones are ours, too.
+
+    On processors without AVX-512 oneDNN has no kernels for bfloat16, and ATen's products of it take 2 to 110 times as
+    long as ours, which widen both factors as they copy them (the same command on Zen 3, AVX2 and FMA;
+    :data:`~.choose_few_rows.SHORT_AMD`). So small ones and batches are ours, too, from :data:`WORTH_OF_PAIRS`
+    multiplications on.
 
     Products of float32 stay MKL's on AMD's processors without AVX-512, where most take as long as ours. Wide ones whose
     factors both lie along the sum, as the scores of a vocabulary's words do, are ours: from :data:`WIDE` columns on, of
@@ -52,7 +56,7 @@ UNKNOWN_ROWS = 64  # what rows count as whose number is known at run time only
 WORTH = 1 << 21
 WIDE = 8192  # columns of float32, see Note [Which products are ours]
 ROWS_OF_WIDE, STEPS_OF_WIDE = (96, 1024), (128, 768)  # for which that was measured
-WORTH_OF_PAIRS = 1 << 15  # of bfloat16 where ATen has no vectors for it
+WORTH_OF_PAIRS = 1 << 15  # of bfloat16 where ATen has no vectors for it, or writes code for each size
 LONG = 1024  # numbers that are summed: of more a panel of rows and one of columns do not fit the second-level cache
 
 _FASTER = "kernels of ours take less time than ATen's on "
@@ -88,12 +92,14 @@ def choose_form(
     faster = lacks_float16(machine) if halves else processor in AMD and machine.vector_bits == 512
     if not (faster or _is_wide(contraction, buffers, sizes, machine, processor)):
         return Choice("aten", f"ATen's products are as fast on {processor}")
-    if packed and sizes[0] is None and None not in sizes[1:]:
+    worth = WORTH
+    if (packed or narrow) and sizes[0] is None and None not in sizes[1:]:
         sizes[0], known = UNKNOWN_ROWS, [UNKNOWN_ROWS, *known]
+        worth = WORTH_OF_PAIRS if narrow else WORTH
     if len(known) < len(sizes):
         return Choice("aten", "a size is known at run time only")
     shortest = SHORT_OF_PACKED if packed else SHORT
-    if any(size < short for size, short in zip(known, shortest, strict=True)) or _count(contraction, known) < WORTH:
+    if any(size < short for size, short in zip(known, shortest, strict=True)) or _count(contraction, known) < worth:
         return Choice("aten", "the product is small")
     if not halves and known[2] > LONG and lies_along(contraction.rows, contraction.left, buffers):
         return Choice("aten", "long sums of a factor that is turned over")
