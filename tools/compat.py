@@ -136,7 +136,9 @@ Tests passed on the CPU (Linux, x86-64), as `nox -s compat -- VERSION` counted t
 *(part)*: some files of the suite; *refused*: tests of what this torch cannot do, which another test sees refused;
 *elsewhere*: tests of processors and devices that were not there, as of kernels in tile registers without AMX.
 `nox -s compat -- VERSION --all` runs whole suites (`--resume` goes on where that was cut off), and `nox -s test` runs
-them with torch 2.13 and Python 3.11. What is not in the table has not been run.
+them with torch 2.13 and Python 3.11. What is not in the table has not been run. Of a suite that was counted lately
+fewer parameters run than of one that was counted before a push ran samples of them: the whole of one may be less than a
+part.
 [Limits](limits.md#versions-and-platforms) says what the refused tests are.
 
 <!-- made by `python -m tools.compat page` -->

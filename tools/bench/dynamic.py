@@ -140,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--new-lengths", type=int, metavar="N", help="compare eager mode at texts of N lengths instead")
     parser.add_argument("--check", action="store_true", help=f"fail below {BOUND}")
     chosen = parser.parse_args(arguments)
+    if chosen.new_lengths and chosen.check:
+        parser.error("--check compares with a static compile, --new-lengths with eager mode")
     torch.set_num_threads(1)
     slow = 0
     for name in chosen.models:
@@ -147,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.new_lengths:
                 if MODELS[name].inputs is token_batch:
                     _print_new_lengths(name, mode, quick=chosen.quick, count=chosen.new_lengths)
+                else:
+                    print(f"{name:8s} {mode:6s} takes no texts", flush=True)
                 continue
             ratio, compiles = compare(name, mode, quick=chosen.quick, steps=chosen.steps)
             slow += ratio < BOUND

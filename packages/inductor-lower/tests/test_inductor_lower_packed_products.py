@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, interpret_program, lower_graph
+from aotkit_inductor_lower import (
+    CompiledGraph,
+    LowerOptions,
+    compile_graph,
+    interpret_program,
+    lower_graph,
+    schedule_program,
+)
 from aotkit_inductor_lower.errors import UnsupportedGraphError
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.print import print_program
@@ -24,6 +31,7 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.choose_few_rows import FULL
+from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.render import panels_apart
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_digits import FewRowsInDigits, multiplies_digits
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_pairs import FewRowsInPairs, multiplies_pairs
@@ -288,6 +296,60 @@ def test_panels_that_lie_apart_have_the_same_sums(
         assert not found[0][1][:, -1].isfinite().any() and found[0][1][:, :-1].isfinite().all()
         for one, other in itertools.pairwise(found):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+BATCH = """aotkit-ir 2
+program graph
+input x
+input bytes
+input pairs
+buffer x : bfloat16[3, 256] strides [256, 1] input on cpu
+buffer bytes : uint8[3, 3, 256, 32] strides [24576, 8192, 32, 1] input on cpu
+buffer pairs : int32[3, 4, 192] strides [768, 192, 1] input on cpu
+buffer out : bfloat16[3, 1, 192] strides [192, 192, 1] output on cpu
+contraction out batch(e < 3) rows(i < 1) columns(panel < 3, upper < 2, j < 32) reduced(g < 4, k < 64) in f32 highest:
+  origin nodes ["a"] ops ["a"] line ""
+  left %x_wide:
+    %x = load x[e, 64*g + k] : bf16
+    %x_wide = cast %x : f32
+  right %weight:
+    %byte = load bytes[e, panel, 64*g + k, j] : u8
+    %wide = cast %byte : i32
+    %bit = index 4*upper : i32
+    %moved = shr %wide, %bit : i32
+    %fifteen = const 15 : i32
+    %four_bits = bitwise_and %moved, %fifteen : i32
+    %eight = const 8 : i32
+    %whole = sub %four_bits, %eight : i32
+    %number = cast %whole : f32
+    %pair = load pairs[e, g, j + 64*panel + 32*upper] : i32
+    %sixteen = const 16 : i32
+    %scale_bits = shl %pair, %sixteen : i32
+    %scale = bitcast %scale_bits : f32
+    %upper_bits = const -65536 : i32
+    %zero_bits = bitwise_and %pair, %upper_bits : i32
+    %zero = bitcast %zero_bits : f32
+    %weight = fma %number, %scale, %zero : f32
+  sum %total:
+    %narrow = cast %total : bf16
+    store out[e, i, j + 64*panel + 32*upper] = %narrow
+return out
+"""
+
+
+@needs_pairs
+def test_each_product_of_a_batch_has_a_left_factor_of_its_own(
+    panels: list[FewRowsInPanels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So panels of two of them are not computed at once."""
+    monkeypatch.setattr(panels_apart, "AMD", (cpu_target().machine.cpu,))
+    program = parse_program(BATCH)
+    pairs = torch.randn(3, 4, 192, 2).bfloat16().view(torch.int32).squeeze(-1)
+    args = [torch.randn(3, 256).bfloat16(), torch.randint(0, 256, (3, 3, 256, 32), dtype=torch.uint8), pairs]
+    scheduled, _ = schedule_program(program, options=LowerOptions(contractions="generated"))
+    (got,), (want,) = bind_program(generate(scheduled))(list(args)), interpret_program(program, list(args))
+    assert isinstance(panels[-1], FewRowsInPairs)
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=1e-2 * want.abs().max().item())
 
 
 @needs_panels

@@ -9,8 +9,8 @@ Note [Which product]
     0.54; `python -m tools.bench.products --contractions auto --only w` with it), so MKL's stays.
 
     For each number of rows that it has not seen oneDNN writes code, which takes a third of a millisecond and some
-    hundred KiB, and it keeps the last 1024. So products of rows whose number is known at run time only stay with MKL:
-    training on texts of any length took twice as long as in eager mode, and a process grew by 5 MB a step up to 600.
+    hundred KiB (`ONEDNN_VERBOSE=profile_create` prints the first), and it keeps the last 1024. So products of rows
+    whose number is known at run time only stay with MKL (`python -m tools.bench.dynamic --new-lengths 40`).
 
     Products of bfloat16 are oneDNN's in both. ``aten.addmm`` copies the bias into every row of the result before, which
     takes long beside the product where little is summed; the linear layer adds it in float32, as the other does.

@@ -76,6 +76,8 @@ class FewRowsEmitter(KernelEmitter):
         self.registers = 32 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 16
         self.blocks = blocks_of(self.count, self.most_together())
         self.together = len(self.blocks[0])  # of each block at most
+        varies = loops_of_values(self.nests[0])[site.left] & {loop.symbol for loop in self.outer}
+        self.copied_before = not self.places and not varies  # all units have the same left factor
 
     # -- what differs --------------------------------------------------------------------------------------
 
@@ -114,8 +116,6 @@ class FewRowsEmitter(KernelEmitter):
         self.ctx.pointers = pointers
         self.sums = self.strip_of_sums("sums")
         self.copied = None if self.loads_left() else self._room_for_left()
-        varies = loops_of_values(self.nests[0])[self.site.left]
-        self.copied_before = not self.places and not varies & {loop.symbol for loop in self.outer}
         if self.copied is not None and self.copied_before:
             low = Ssa("%low", "i64")
             once = self.em.minimum(self.em.add(low, imm(1)), Ssa("%high", "i64"))  # or not at all

@@ -254,7 +254,10 @@ class FewRowsInPanels(FewRowsEmitter):
             self.ctx.symbols[group] = at
             some = Vector(self.columns, imm(start), self.across, vectors)
             sum_blocks = functools.partial(self._sum_blocks, some, factored=factored)
-            self.over_panels(sum_blocks) if factored else sum_blocks()
+            if factored:
+                self.over_panels(sum_blocks)
+            else:
+                sum_blocks()
             return []
 
         for start in range(0, self.width, self.vectors * self.across):

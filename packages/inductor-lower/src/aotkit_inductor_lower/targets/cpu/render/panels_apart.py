@@ -4,9 +4,10 @@ Note [Panels that lie apart]
     AMD's processors fetch ahead within a page, or a little beyond, so one stream that is read in order waits at each
     end of a page, unless what is computed meanwhile is so little that loads behind it are on their way. Here it is not.
     Of two streams that take turns by group, 2 KiB of 4 bits, what is fetched ahead for one comes while the other is
-    computed. So the units of a call are two halves, of which a panel each is computed at once; the sums of a group stay
-    in registers, those of both panels in memory of the first cache. Lines are not asked for: on Zen 4 each of those
-    keeps one of the few places for what the first cache waits for, and all takes a fifth longer.
+    computed. So the units of a call are two halves, of which a panel each is computed at once, if all have the same
+    left factor; the sums of a group stay in registers, those of both panels in memory of the first cache. Lines are not
+    asked for: on Zen 4 each of those keeps one of the few places for what the first cache waits for, and all takes a
+    fifth longer.
 
     Scales of a group lie far from those of the next, but beside those of the same group in the next panel of the
     stream, which are asked for.
@@ -37,7 +38,8 @@ class PanelsApart(FewRowsInPanels):
         self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str], panels: Panels
     ) -> None:
         super().__init__(kernel, site, target, declarations, panels)
-        self.joined = STREAMS if self.outer and target.cpu in AMD else 1
+        apart = self.outer and self.copied_before and target.cpu in AMD
+        self.joined = STREAMS if apart else 1
 
     def over_units(self, low: Ssa, high: Ssa, chunk: int | None) -> None:
         """A panel of each stream at once."""
@@ -70,5 +72,8 @@ class PanelsApart(FewRowsInPanels):
         return []
 
     def ask_for_scales(self, vector: Vector) -> None:
-        """Those of the same group in the next panel."""
-        self.ask_for_scales_beside(vector)
+        """Those of the same group in the next panel of a stream."""
+        if self.joined > 1:
+            self.ask_for_scales_beside(vector)
+        else:
+            super().ask_for_scales(vector)
