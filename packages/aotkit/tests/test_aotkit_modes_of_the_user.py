@@ -176,14 +176,65 @@ def test_packages_that_are_compiled_loaded_or_called_under_a_mode(
         torch.testing.assert_close(result, Served()(x))
 
 
+class Trained(torch.nn.Module):
+    """With a parameter and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 20).view(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The constant is in the file."""
+        return ((x @ self.w).sin() * torch.tensor([0.5, 2.0, -1.0, 3.0])).square().mean()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: Any) -> Any:
+    """The file of a function, of :class:`Trained`."""
+    path = tmp_path_factory.mktemp("saved") / "function"
+    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(Trained(), (torch.randn(6, 5),)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved_step(tmp_path_factory: Any) -> Any:
+    """The file of a training step, of the same."""
+    path, model = tmp_path_factory.mktemp("saved") / "step", Trained()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    aotkit.saved.compile_step(model, optimizer, lambda model, x: model(x), (torch.randn(6, 5),)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("mode", AROUND)
+def test_functions_that_are_loaded_under_a_mode(mode: str, saved: Any) -> None:
+    with AROUND[mode]():
+        loaded = aotkit.saved.load_compiled_function(saved)
+    x, module = torch.randn(6, 5), Trained()
+    for _ in range(2):
+        torch.testing.assert_close(loaded(module, x), module(x))
+
+
 @pytest.mark.parametrize("mode", ["sees", "changes memory"])
-def test_a_saved_function_under_a_mode(mode: str, tmp_path: Any) -> None:
-    x, path = torch.randn(6, 5), tmp_path / "saved"
-    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(Served(), (x,)), path)
-    loaded, module = aotkit.saved.load_compiled_function(path), Served()
+def test_a_saved_function_under_a_mode(mode: str, saved: Any) -> None:
+    x, loaded, module = torch.randn(6, 5), aotkit.saved.load_compiled_function(saved), Trained()
     for _ in range(4):  # the later ones are quick calls
         with AROUND[mode]():
             torch.testing.assert_close(loaded(module, x), module(x))
+
+
+@pytest.mark.parametrize("mode", AROUND)
+def test_steps_that_are_loaded_under_a_mode(mode: str, saved_step: Any) -> None:
+    with AROUND[mode]():
+        loaded = aotkit.saved.load_step(saved_step)
+    ours, theirs = Trained(), Trained()
+    step, optimizer, x = loaded.bind(ours), torch.optim.SGD(theirs.parameters(), lr=0.5), torch.randn(6, 5)
+    for _ in range(2):
+        loss = theirs(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(step(x), loss.detach())
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
 def test_a_function_of_parameters_that_have_a_gradient_is_saved_or_refused_by_name(tmp_path: Any) -> None:

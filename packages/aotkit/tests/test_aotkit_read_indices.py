@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import aotkit
+from aotkit_aot_trace import capture
 from aotkit_aot_trace.callables import GraphFunction
+from aotkit_functionalize import Unsupported
 from aotkit_inductor_lower import compile_graph
 
 Tensor = torch.Tensor
@@ -38,6 +42,7 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "two views": lambda x, i: (x[:, i], x.t()[i] + 1),
     "twice": lambda x, i: x[i, i] + 1,
     "beside others": lambda x, i: (x[None, i, ..., None] * 2, x[..., i, 1:] + 1, x[torch.tensor([0, 2]), i]),
+    "behind new dimensions": lambda x, i: (x[None, ..., None, i], x[None, i, None] * 2, x[:, None, True, i]),
     "beside a mask": lambda x, i: x[x[:, 0] > 0, i],
     "computed": lambda x, i: x.sin()[(i + 1) % 3],
     "written": written,
@@ -118,6 +123,15 @@ def test_a_number_out_of_range_is_an_error() -> None:
             run(torch.randn(3, 3), torch.tensor(number))
 
 
+def test_ranges_that_begin_or_end_at_a_number_that_is_read() -> None:
+    def fn(x: Tensor, n: Tensor) -> list[Tensor]:
+        return [torch.arange(0, end=n) * 2, torch.arange(end=n, start=0), torch.arange(n, 9), torch.arange(-n, n)]
+
+    run = aotkit.aot_function(as_dynamo_gives(fn), lambda graph, _: compile_graph(graph))
+    for n in (4, 0, 3):
+        torch.testing.assert_close(run(torch.ones(2), torch.tensor(n)), fn(torch.ones(2), torch.tensor(n)))
+
+
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_a_range_of_a_length_that_is_read(fullgraph: bool) -> None:
     def fn(x: Tensor, n: Tensor) -> Tensor:
@@ -128,3 +142,20 @@ def test_a_range_of_a_length_that_is_read(fullgraph: bool) -> None:
     run = torch.compile(fn, backend="aotkit", options=options, fullgraph=fullgraph)
     for n in (4, 1, 0, 7):
         torch.testing.assert_close(run(torch.ones(2), torch.tensor(n)), fn(torch.ones(2), torch.tensor(n)))
+
+
+@pytest.mark.parametrize("part", [[[True, False], [False, True]], [[0, 1], [1, 0]]], ids=str)
+def test_beside_lists_it_is_refused(part: Any) -> None:
+    """A list of bools is for as many dimensions as it is deep."""
+    run = aotkit.aot_function(as_dynamo_gives(lambda x, i: x[part, i]), lambda graph, _: compile_graph(graph))
+    with pytest.raises(Unsupported):
+        run(torch.randn(2, 2, 2), torch.tensor(1))
+
+
+def test_a_capture_leaves_the_fake_mode_as_it_was() -> None:
+    """Whether others capture reads of numbers is theirs to say."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False))
+    for fn in (lambda x, i: [x[i] * 2], lambda x, i: [torch.arange(i)]):
+        capture(torch.fx.symbolic_trace(fn), [torch.randn(3), torch.tensor(1)], fake_mode=mode)
+        with pytest.raises(Unsupported):
+            capture(lambda x, i: [x * i.item()], [torch.randn(3), torch.tensor(1)], fake_mode=mode)

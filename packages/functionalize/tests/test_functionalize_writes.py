@@ -357,6 +357,26 @@ def test_writes_of_a_type_that_the_tensor_holds_are_not(
     same_as_eager(lambda x, y: [OTHER_TYPES[name](x, y)], lambda: [torch.ones(3, dtype=dtype) for dtype in dtypes])
 
 
+@pytest.mark.parametrize("name", ["_foreach_addcmul_", "_foreach_addcdiv_"])
+@pytest.mark.parametrize("factor", [0.5, [0.5]], ids=str)
+def test_a_factor_of_products_and_quotients_may_be_of_another_type(
+    same_as_eager: Check, name: str, factor: Any
+) -> None:
+    """Eager mode converts it."""
+    numbers = torch.int64 if name == "_foreach_addcmul_" else torch.float32  # it divides no integers
+    run = _list_of(name, lambda y: [y], lambda y: [y], factor)
+    same_as_eager(lambda x, y: [run(x, y)], lambda: [torch.full((3,), 2, dtype=numbers) for _ in range(2)])
+
+
+@pytest.mark.parametrize("dtypes", [(torch.int64, torch.int64), (torch.float32, torch.complex64)], ids=str)
+def test_ldexp_is_a_product_with_floats(dtypes: tuple[Any, Any]) -> None:
+    args = [torch.ones(3, dtype=dtype) for dtype in dtypes]
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        args[0].ldexp_(args[1])
+    with pytest.raises(Unsupported, match="eager mode refuses it"):
+        analyze(lambda x, y: [x.clone().ldexp_(y)], args)
+
+
 def test_values_of_another_type_are_not_put_into_a_tensor() -> None:
     places, values = torch.tensor([0, 1]), torch.ones(2, dtype=torch.float64)
     with pytest.raises(Unsupported, match="eager mode refuses it"):

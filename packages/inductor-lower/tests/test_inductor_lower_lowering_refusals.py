@@ -88,6 +88,11 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (aten._unsafe_index_put.default, (X, [N[0, :1], N[0, :1]], X[:1, :1])),
         (aten._unsafe_masked_index_put_accumulate.default, (X, B[0, :1], [N[0, :1], N[0, :1]], X[:1, :1])),
     ]),
+    *((op, args, {}, "values of another type") for op, args in [
+        (aten.put.default, (N, N[0], X[0])), (aten.index_put.default, (N, [U[0].long() * 0], X)),
+        (aten.index_add.default, (N, 1, N[0], X)), (aten.index_copy.default, (N, 1, N[0], X)),
+        (aten.index_copy.default, (X, 1, N[0], X.double())), (aten.index_reduce.default, (X, 1, N[0], N, "prod")),
+    ]),
     (aten.put.default, (X, N[0], X[0, :2]), {}, "other numbers of indices"),
     (aten.put.default, (X, N[0, :2], X[0]), {}, "other numbers of indices"),
     *((op, args, {}, "slices of other sizes") for op, args in [

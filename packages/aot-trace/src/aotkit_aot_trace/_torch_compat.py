@@ -42,6 +42,7 @@ from ._untold_sizes import make_sizes_in_pairs
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
+    "allow_numbers",
     "called_name",
     "current_tracer",
     "current_tracer_or_none",
@@ -61,6 +62,7 @@ __all__ = [
     "known",
     "lift_constant",
     "memory_format_of",
+    "numbers_as_before",
     "pre_dispatch_functional_mode",
     "preserve_node_meta",
     "python_kernel_above_autograd",
@@ -166,11 +168,22 @@ def current_tracer_or_none() -> Any:
 
 
 def allow_numbers() -> None:
-    """From here on, numbers that the fake mode's tensors hold, and places that depend on them, are symbols, also where
-    Dynamo was not told to capture such reads (``capture_scalar_outputs``)."""
+    """From here on, to the end of the recording (:func:`numbers_as_before`), numbers that the fake mode's tensors hold,
+    and places that depend on them, are symbols, also where Dynamo was not told to capture such reads
+    (``capture_scalar_outputs``). Views are made again later, so it is not for one read only."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is not None:
         mode.allow_scalar_outputs = True
+
+
+@contextmanager
+def numbers_as_before(mode: Any) -> Iterator[None]:
+    """Context that takes back at its end what :func:`allow_numbers` allowed ``mode``."""
+    before = mode.allow_scalar_outputs
+    try:
+        yield
+    finally:
+        mode.allow_scalar_outputs = before
 
 
 def forget_sizes() -> None:

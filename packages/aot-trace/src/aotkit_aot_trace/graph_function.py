@@ -272,7 +272,7 @@ class _Runner(torch.fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in (operator.getitem, operator.setitem) and isinstance(args[0], torch.Tensor):
             args = (*select_numbers(args[0], args[1]), *args[2:])
-        elif target is torch.arange and any(isinstance(value, torch.Tensor) for value in args):
+        elif target is torch.arange and any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
             compat.allow_numbers()
         return super().call_function(target, args, kwargs)
 

@@ -15,11 +15,14 @@ from . import _torch_compat as compat
 
 __all__ = ["select_numbers"]
 
+# Not sequences: as many dimensions as they are for, torch finds out itself.
+_PARTS = (type(None), type(Ellipsis), slice, int, torch.SymInt, torch.Tensor)
+
 
 def select_numbers(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
     """``x`` where such numbers are selected, and the index that is left of ``index``."""
     given = index if isinstance(index, tuple) else (index,)
-    if not any(map(_is_number, given)):
+    if not any(map(_is_number, given)) or not all(isinstance(each, _PARTS) for each in given):
         return x, index
     compat.allow_numbers()
     dim, left = 0, []
@@ -27,6 +30,8 @@ def select_numbers(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
         if _is_number(each):
             x = x.select(dim, each.item())
             continue
+        if each is None:  # made now: its stride depends on what is still behind it
+            x, each = x.unsqueeze(dim), slice(None)
         left.append(each)
         if each is Ellipsis:
             dim = x.dim() - sum(map(_dimensions, given[place + 1 :]))

@@ -122,6 +122,7 @@ def record(request: Request) -> Recording:
             stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(request.fake_mode)
         stack.enter_context(compat.fake_mode_of_subgraphs(request.fake_mode))
+        stack.enter_context(compat.numbers_as_before(request.fake_mode))
         stack.enter_context(compat.without_saving_hooks())
         if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())

@@ -13,8 +13,9 @@ from .errors import Unsupported
 __all__ = ["refuse_other_types"]
 
 _NAMES = ["add", "sub", "subtract", "mul", "multiply", "addcmul", "addcdiv"]
+_FACTORS = ("alpha", "value", "scalars")  # which eager mode converts to the type that it computes in
 _PROMOTING = frozenset(
-    [*(f"{n}_" for n in _NAMES), *(f"_foreach_{n}_" for n in _NAMES), "__iadd__", "__isub__", "__imul__"]
+    [*(f"{n}_" for n in _NAMES), *(f"_foreach_{n}_" for n in _NAMES), "ldexp_", "__iadd__", "__isub__", "__imul__"]
 )
 _OF_ONE_TYPE = {"index_put_": 2, "_foreach_lerp_": 1}  # and which argument has the target's
 
@@ -22,7 +23,10 @@ _OF_ONE_TYPE = {"index_put_": 2, "_foreach_lerp_": 1}  # and which argument has 
 def refuse_other_types(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise :class:`Unsupported` for an in-place operation that eager mode refuses for its types, so that it does."""
     if name in _PROMOTING:
-        read = [*args[1:], *(value for key, value in kwargs.items() if key not in ("self", "alpha", "value"))]
+        operands = args[1:3] if "addc" in name else args[1:]
+        read = [*operands, *(value for key, value in kwargs.items() if key not in ("self", *_FACTORS))]
+        if name == "ldexp_":
+            read.append(2.0)  # to the power of the other
         for target, value in _pairs(args[0] if args else kwargs.get("self"), read):
             if _rank(value) > _rank(target):
                 raise _refusal(name, target, value)

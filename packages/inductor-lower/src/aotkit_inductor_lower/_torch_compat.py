@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ._kept_calls import drop_dead_code, has_effect, keep_checks
 
 __all__ = ["RecordRange", "drop_dead_code", "empty_strided_cpu", "has_effect", "keep_checks", "lazy_graph_module"]
-__all__ += ["large_numbers_become_float8", "lone_nan_bound_counts", "outside_of_modes", "own_memory"]
+__all__ += ["large_numbers_become_float8", "lone_nan_bound_counts", "modes_and_autocast_off", "own_memory"]
 __all__ += ["scattered_strides"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
@@ -37,7 +37,7 @@ RecordRange: Any = torch._C._profiler._RecordFunctionFast
 
 
 @contextmanager
-def outside_of_modes() -> Iterator[None]:
+def modes_and_autocast_off() -> Iterator[None]:
     """Context in which no mode of the caller's is active, so that tensors have values, on the CPU unless something else
     is said (``torch.set_default_device`` is a mode), and operators compute in their arguments' types."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
@@ -48,7 +48,7 @@ def outside_of_modes() -> Iterator[None]:
 def lone_nan_bound_counts() -> bool:
     """Whether ``clamp`` with one bound, the number nan, gives nan, as it does with two: from torch 2.12 on. Before that
     such a bound changes nothing. Eager itself is asked."""
-    with outside_of_modes():
+    with modes_and_autocast_off():
         return bool(torch.zeros(1, device="cpu").clamp(min=math.nan).isnan())
 
 
@@ -56,7 +56,7 @@ def lone_nan_bound_counts() -> bool:
 def large_numbers_become_float8() -> bool:
     """Whether eager makes the largest ``float8_e4m3fn`` of what is too large for it: from torch 2.13 on. Before that it
     makes nan of it. Eager itself is asked."""
-    with outside_of_modes():
+    with modes_and_autocast_off():
         return not bool(torch.full((1,), 1e3, device="cpu").to(torch.float8_e4m3fn).float().isnan())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..errors import GuardError
 __all__ = [
     "CALL_STATE",
     "autocast_state",
+    "call_unwatched",
     "cuda_capabilities",
     "default_device",
     "default_dtype",
@@ -70,6 +71,14 @@ def outside_of_modes() -> Iterator[None]:
     finally:
         for mode in reversed(functions):
             _push_mode(mode)
+
+
+def call_unwatched(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, of which function modes see nothing: they see functions that a user calls."""
+    if torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+    return function(*args)
 
 
 def torch_state() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..artifact.package_sizes import package_text, relation_text, size_error
 from ..artifact.package_weights import overlaps_itself, views_in, writable_part
 from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
-from ..artifact.torch_state import outside_of_modes
+from ..artifact.torch_state import call_unwatched, outside_of_modes
 from ..errors import FrozenParameterError, PackageError
 from .bind import bind
 from .process import collections_put_off
@@ -170,10 +170,7 @@ class Package:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run. Raises ``TypeError`` or ``ValueError`` for arguments that the package was not compiled for."""
-        if torch._C._len_torch_function_stack():  # modes see the model's functions, of which none is called here
-            with torch._C.DisableTorchFunction():
-                return self._run(args, kwargs)
-        return self._run(args, kwargs)
+        return call_unwatched(self._run, args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if get_proxy_mode() is not None:

@@ -36,7 +36,7 @@ from ..artifact.quick_calls import QuickCall
 from ..artifact.quick_checks import MOST_WRITTEN
 from ..artifact.saved_checks import CheckTree, tree_of_rows
 from ..artifact.straight_code import StraightCode, straight_code
-from ..artifact.torch_state import state_of_call, tell_state
+from ..artifact.torch_state import call_unwatched, outside_of_modes, state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
 from ..errors import PackageError
 from .process import collections_put_off
@@ -100,7 +100,8 @@ def load_compiled_function(
             data = file.read()
     except OSError as error:
         raise PackageError(f"can't read {os.fspath(path)}: {error}") from error
-    return function_of_block(data, os.fspath(path), signing_key, namespace, check_sources)[0]
+    with outside_of_modes(), torch.inference_mode(False):  # it serves other calls, too
+        return function_of_block(data, os.fspath(path), signing_key, namespace, check_sources)[0]
 
 
 def function_of_block(
@@ -249,9 +250,9 @@ class SavedFunction:
         return self._run(values)
 
     def _run(self, values: tuple[Any, ...]) -> Any:
-        if torch._C._len_torch_function_stack():  # modes see the function's own calls, of which none is made here
-            with torch._C.DisableTorchFunction():
-                return self.graph.call_placed(values, self._check_inputs(values))
+        return call_unwatched(self._run_unwatched, values)
+
+    def _run_unwatched(self, values: tuple[Any, ...]) -> Any:
         return self.graph.call_placed(values, self._check_inputs(values))
 
     def _note_quick_call(self, given: tuple[Any, ...]) -> None:

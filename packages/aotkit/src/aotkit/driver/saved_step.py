@@ -23,7 +23,7 @@ from ..artifact.module_settings import ModuleSettings
 from ..artifact.package_file import read_weights, write_block
 from ..artifact.records import Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
-from ..artifact.torch_state import state_of_call, tell_state
+from ..artifact.torch_state import outside_of_modes, state_of_call, tell_state
 from ..artifact.values import value_to_json
 from ..errors import GuardError, PackageError
 from .bind import bind
@@ -245,7 +245,8 @@ def load_step(path: str | os.PathLike[str], *, signing_key: bytes | str | None =
     check_environment(described["environment"])
     check_operators(described["operators"])
     try:
-        return TrainingStep(Artifact.from_sections(entry.sections, entry.meta["artifact"]), described)  # type: ignore[arg-type]
+        with outside_of_modes(), torch.inference_mode(False):  # it serves other calls, too
+            return TrainingStep(Artifact.from_sections(entry.sections, entry.meta["artifact"]), described)  # type: ignore[arg-type]
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"{os.fspath(path)} can't be loaded: {error}") from error
 

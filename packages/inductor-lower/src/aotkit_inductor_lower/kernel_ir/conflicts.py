@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._torch_compat import outside_of_modes
+from .._torch_compat import modes_and_autocast_off
 from ..ir import Load, Store
 from ..ir.grid import evaluate_on_grid, index_grid
 from ..symbolic import Symbol
@@ -25,7 +25,7 @@ _LIMIT = 1 << 14  # points of a grid, with the loops around an access
 
 def find_conflict(kernel: Kernel) -> str | None:
     """Two accesses of different iterations of the grid to one element, as a sentence, or ``None``."""
-    with outside_of_modes():  # a caller's fake tensors have no values
+    with modes_and_autocast_off():  # a caller's fake tensors have no values
         return _find_conflict(kernel)
 
 

@@ -257,8 +257,8 @@ def _of_nothing(node: Node) -> str | None:
 
 def _places(node: Node) -> str | None:
     """Fake kernels count neither the indices nor the dimensions of what is put there."""
-    if nothing := _of_nothing(node):
-        return nothing
+    if reason := _of_nothing(node) or (None if "masked" in str(node.target) else _of_another_type(node, 2)):
+        return reason
     masked = "masked" in str(node.target)
     x, indices, new = (_value(node.args[place]) for place in ((0, 2, 3) if masked else (0, 1, 2)))
     ranks = [_value(index).dim() for index in indices if index is not None]
@@ -271,11 +271,19 @@ def _places(node: Node) -> str | None:
 def _one_for_each(node: Node) -> str | None:
     index, source = _value(node.args[1]), _value(node.args[2])
     same = same_number(index.numel(), source.numel())
-    return None if same else "other numbers of indices than of values are refused by ATen"
+    return _of_another_type(node, 2) if same else "other numbers of indices than of values are refused by ATen"
+
+
+def _of_another_type(node: Node, place: int) -> str | None:
+    """Fake kernels do not compare the types, and a kernel would convert. ``place``: of what is written."""
+    same = _value(node.args[0]).dtype is _value(node.args[place]).dtype
+    return None if same else "values of another type than the tensor's are refused by ATen"
 
 
 def _of_slices(node: Node) -> str | None:
     """Fake kernels do not compare the sizes, and eager repeats no slice of size one."""
+    if reason := _of_another_type(node, 3):
+        return reason
     x, index, source = (_value(node.args[place]) for place in (0, 2, 3))
     dim, rank = node.args[1], x.dim()
     if source.dim() != rank or rank == 0 or type(dim) is not int or not -rank <= dim < rank:
@@ -337,6 +345,7 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(("view", "_unsafe_view", "view_as"), _viewed),
     **dict.fromkeys(("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"), _places),
     **dict.fromkeys(("index", "_unsafe_index"), _of_nothing),
+    **dict.fromkeys(("index_copy", "index_copy_"), lambda node: _of_another_type(node, 3)),
     "put": _one_for_each,
     "constant_pad_nd": _cropped,
     "native_layer_norm": _empty_rows,

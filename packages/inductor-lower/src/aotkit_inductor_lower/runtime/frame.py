@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from .._torch_compat import outside_of_modes, own_memory
+from .._torch_compat import modes_and_autocast_off, own_memory
 from ..errors import SizeOverflowError
 from ..launch_plan.records import LaunchPlan, PlannedBuffer, View
 from ..memory.placement import ALIGNMENT, place_buffers
@@ -56,7 +56,7 @@ class Frame:
             origin = memory.data_ptr() + start
             places = {a.buffer: (origin + offsets[a.buffer], _extent(buffers[a.buffer], env)) for a in plan.arena}
             self.guard = ArenaGuard(plan, places)
-        with outside_of_modes(), torch.inference_mode(False):  # calls of any kind may come later
+        with modes_and_autocast_off(), torch.inference_mode(False):  # calls of any kind may come later
             self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
 
     def write_inputs(self, places: Sequence[int], addresses: tuple[int, ...]) -> None:

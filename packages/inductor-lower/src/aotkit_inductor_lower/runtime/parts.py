@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch_compat import outside_of_modes
+from .._torch_compat import modes_and_autocast_off
 from .._user_kernels import KernelName, constants_from_json, find_kernel, table_of_kernels
 from ..errors import BindError
 from ..launch_plan.functions import LAUNCHERS, find_function, find_operator
@@ -263,7 +263,7 @@ def _unseen(launch: Callable[..., Any]) -> Callable[..., Any]:
     def call(**settings: Any) -> Any:
         if not torch._C._len_torch_dispatch_stack():
             return launch(**settings)
-        with outside_of_modes():
+        with modes_and_autocast_off():
             return launch(**settings)
 
     return call

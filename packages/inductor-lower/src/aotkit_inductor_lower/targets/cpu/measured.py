@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..._torch_compat import outside_of_modes
+from ..._torch_compat import modes_and_autocast_off
 from ...ir import Buffer, BufferKind, CheckedIndex, Contraction, ExternCall, LoopNest, Program
 from ...ir.print import print_program
 from ...ir.walk import contains, without_single_iterations
@@ -142,7 +142,7 @@ class MeasuredRace:
             return Times(why="the time for measuring this graph is over")
         start = self.clock()
         try:
-            with outside_of_modes(), torch.no_grad():
+            with modes_and_autocast_off(), torch.no_grad():
                 return self._run(library, generated, behind, start)
         finally:
             self.left -= self.clock() - start

@@ -60,7 +60,7 @@ def _segment(module: KernelModule, calls: Sequence[KernelCall], layout: _Layout,
 
     def segment(address: int, _threads: int) -> int:
         frame = _Frame(layout, address)
-        with _torch_compat.outside_of_modes():
+        with _torch_compat.modes_and_autocast_off():
             for position, call in enumerate(calls):
                 try:
                     interpret_call(module, call, frame.memory, frame.size, frame.before)
