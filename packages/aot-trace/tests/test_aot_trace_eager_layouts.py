@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_aot_trace import capture
@@ -99,3 +100,38 @@ def test_pools_of_rows_are_contiguous_where_no_gradient_is_wanted(requires_grad:
     results = pools(x)
     for node, wanted in zip(output.args[0][: len(results)], results, strict=True):  # behind them are saved values
         assert strides(node.meta["val"]) == strides(wanted)
+
+
+def duals(x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(torch.max_pool1d(forward_ad.make_dual(x.mT * 2, x.mT.sin()), 2)).primal
+
+
+TRANSFORMED = {
+    "vmap": torch.func.vmap(lambda row: torch.max_pool1d(row.mT, 2)),
+    "shared": lambda x: torch.func.vmap(lambda row: torch.max_pool1d(x[0].mT, 2) + row.sum())(x),
+    "jvp": lambda x: torch.func.jvp(lambda rows: torch.max_pool1d(rows[0].mT, 2), (x,), (x * 2,))[1],
+    "grad": lambda x: torch.func.grad(lambda rows: (lambda pool: (pool.sum(), pool))(pool_of(rows)), has_aux=True)(x)[
+        1
+    ],
+    "duals": lambda x: duals(x[0]),
+}
+
+
+def pool_of(rows):
+    return torch.max_pool1d(rows[0].mT, 2)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_pools_of_rows_within_transforms_lie_as_eagers_do(name: str) -> None:
+    found = []
+
+    def backend(graph, examples):
+        found.append(capture(graph, examples).graph)
+        return graph
+
+    x = torch.randn(3, 2, 6, 4)
+    torch._dynamo.reset()
+    torch.compile(TRANSFORMED[name], backend=backend, fullgraph=True)(x)
+    (output,) = found[0].graph.find_nodes(op="output")
+    assert strides(output.args[0][-1].meta["val"]) == strides(TRANSFORMED[name](x))

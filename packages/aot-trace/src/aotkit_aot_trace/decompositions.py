@@ -15,6 +15,7 @@ from .eager_indices import with_eager_indices
 from .eager_layouts import with_eager_layouts
 from .eager_norms import with_eager_norms
 from .eager_pads import with_eager_pads
+from .eager_spectra import with_eager_spectra
 from .eager_strides import with_eager_strides
 from .known_shapes import recorded_with_known_shapes
 from .lazy_bits import without_bits_first
@@ -92,7 +93,8 @@ def guarded_table(table: Table, in_forward: Callable[[], bool], sums_windows: Ca
     guarded[aten.pow.Tensor_Scalar] = power
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward
-    return with_eager_pads(with_eager_norms(with_eager_indices(with_eager_layouts(with_eager_strides(guarded)))))
+    laid_out = with_eager_layouts(with_eager_strides(with_eager_spectra(guarded)))
+    return with_eager_pads(with_eager_norms(with_eager_indices(laid_out)))
 
 
 def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

@@ -16,17 +16,17 @@ import torch
 
 from . import _torch_compat as compat
 
-__all__ = ["spectra", "spectrum_strides"]
+__all__ = ["spectrum_strides", "with_eager_spectra"]
 
 aten = torch.ops.aten
 _C2C, _R2C = aten._fft_c2c.default, aten._fft_r2c.default
 
 
-def spectra(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """What records transforms into spectra; nothing where torch's fake kernels are right, or ``table`` has them."""
+def with_eager_spectra(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """``table`` with transforms into spectra, if torch's fake kernels are wrong; those that it has stay."""
     if compat.spectra_are_laid_out():
-        return {}
-    return {op: functools.partial(_transform, op) for op in (_C2C, _R2C) if op not in table}
+        return dict(table)
+    return {**{op: functools.partial(_transform, op) for op in (_C2C, _R2C)}, **table}
 
 
 def _transform(op: Any, x: torch.Tensor, dims: Sequence[int], norm: int, flag: bool) -> Any:

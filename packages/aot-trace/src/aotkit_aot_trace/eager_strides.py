@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .eager_spectra import spectra
 
 __all__ = ["elementwise_operators", "elementwise_strides", "with_eager_strides"]
 
@@ -128,7 +127,7 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
     outer = functools.partial(_outer, table.get(aten.addr.default))
     others = {aten.log_sigmoid_forward.default: log_sigmoid, _LOG_SOFTMAX: rows, aten.addr.default: outer}
     others[aten.angle.default] = functools.partial(_angle, mine[aten.angle.default], table.get(aten.angle.default))
-    return {**table, **mine, **into, **others, **spectra(table)}
+    return {**table, **mine, **into, **others}
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from aotkit_functionalize import DataDependent, FunctionalLayer, OverlappingWrite, Unsupported
 from aotkit_functionalize.subclasses import is_subclass, rebuild, tensors_inside
@@ -19,6 +20,7 @@ from .float_orders import FloatOrders
 from .index_numbers import select_numbers
 from .launches import checking_launches
 from .recorded_backwards import refusing_second_derivatives
+from .recorded_views import VIEWS, RecordedViews, cannot_be_a_view
 
 __all__ = ["GraphFunction"]
 
@@ -27,7 +29,6 @@ _WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "
 _POWERS = frozenset({"pow", "pow_", "float_power"})
 # The derivative is the difference of nearly equal numbers: of float16 and bfloat16 it is rounded once, at its end.
 _CANCELLING = frozenset({"special_i0e"})
-_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -134,8 +135,14 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
 
 
 def _without_gradient(x: torch.Tensor) -> bool:
-    """Whether eager mode takes the kernel that is for the CPU only and keeps nothing for a gradient."""
-    return x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
+    """Whether eager mode takes the kernel that is for the CPU only, keeps nothing for a gradient, and knows of no
+    subclass, transform of ``torch.func`` or forward gradient."""
+    if x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()) or is_subclass(x):
+        return False
+    wrapped: Any = torch._C._functorch  # type: ignore[attr-defined]
+    if wrapped.is_functorch_wrapped_tensor(x):
+        return False
+    return torch.autograd.forward_ad.unpack_dual(x, level=0).tangent is None
 
 
 def _makes_tensor_of_numbers(node: torch.fx.Node) -> bool:
@@ -175,9 +182,13 @@ class _Runner(torch.fx.Interpreter):
         self.extra_traceback = False
         self.constants: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
         self.float_orders = FloatOrders()
+        self.views = RecordedViews()
+        self.given: Sequence[Any] = ()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.given = args
         result = super().run(*args, **kwargs)
+        self.views.check(tree_leaves(result))
         for name, _, value in self.constants.values():
             if has_data_mutation(value):
                 raise Unsupported(
@@ -217,26 +228,24 @@ class _Runner(torch.fx.Interpreter):
         if compat.called_name(n) == "max_pool1d" and _without_gradient(self.env[n.all_input_nodes[0]]):
             result = self._run_known(n)
             return result.contiguous() if isinstance(result, torch.Tensor) else result  # a tuple has places as well
-        if n.target in _VIEWS:
+        if n.target in VIEWS:
             return self._run_view(n)
         return self._run_known(n)
 
     def _run_view(self, n: torch.fx.Node) -> Any:
-        """A view in a graph of ATen operators, as ``torch.export`` records it.
-
-        Where torch's fake kernels say that a value is contiguous, it makes a view of a reshape and leaves out a
-        ``contiguous()``. If the value lies otherwise in eager mode, it becomes contiguous here.
-        """
+        """A view in a graph of ATen operators, see Note [Views of copies]."""
         try:
             return self._run_known(n)
-        except compat.DATA_DEPENDENT_ERRORS:
-            raise
-        except (RuntimeError, ValueError):
-            (source,) = n.all_input_nodes[:1]
-            if torch._prims_common.is_contiguous_or_false(self.env[source]):
+        except (RuntimeError, ValueError) as error:
+            if not cannot_be_a_view(error):
                 raise
-            self.env[source] = self.env[source].contiguous()
-            return self._run_known(n)
+            (source,) = n.all_input_nodes[:1]
+            value, given = self.env[source], [*self.given, *(constant for _, _, constant in self.constants.values())]
+            self.env[source] = self.views.copy_of(value, given, _not_recorded(n, error))
+            try:
+                return self._run_known(n)
+            finally:
+                self.env[source] = value
 
     def _run_region(self, n: torch.fx.Node) -> Any:
         arguments, _ = self.fetch_args_kwargs_from_env(n)
@@ -364,7 +373,7 @@ def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported 
     )
 
 
-def _not_recorded(node: torch.fx.Node, error: RuntimeError) -> Unsupported:
+def _not_recorded(node: torch.fx.Node, error: Exception) -> Unsupported:
     """The refusal for an error of an operation that Dynamo has run without one."""
     return Unsupported(
         f"{node.name} cannot be captured",
