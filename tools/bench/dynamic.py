@@ -3,6 +3,7 @@
 python -m tools.bench.dynamic                                  all five models, training and inference
 python -m tools.bench.dynamic --quick --models bert --modes infer
 python -m tools.bench.dynamic --new-lengths 40                 texts of lengths that the process has not seen yet
+python -m tools.bench.dynamic --new-lengths 40 --autocast      the same under autocast to bfloat16
 
 Both sides take turns at one step each, timed in processor time of the calling thread; the ratio is that of the
 medians. Values of the two are compared, and Dynamo's compiles counted.
@@ -92,7 +93,9 @@ class NewLengths:
     grown: float
 
 
-def serve_new_lengths(name: str, mode: str, *, quick: bool, count: int, backend: str) -> NewLengths:
+def serve_new_lengths(
+    name: str, mode: str, *, quick: bool, count: int, backend: str, autocast: bool = False
+) -> NewLengths:
     """Steps on ``count`` texts of as many lengths. Sums, since what a library does for a new size may be rare."""
     case = MODELS[name]
     longest = case.quick_length if quick else case.length
@@ -103,23 +106,25 @@ def serve_new_lengths(name: str, mode: str, *, quick: bool, count: int, backend:
     options = dict(OPTIONS) if backend == "aotkit" else None
     call = torch.compile(model, backend=backend, dynamic=True, options=options)
     for size in (2, 3):  # the first sizes that are seen
-        make_step(model, call, case.inputs(size, longest, generator), mode)()
+        make_step(model, call, case.inputs(size, longest, generator), mode, autocast)()
     before = resident_mb()
     rounds = []
     for _ in range(2):
         begin = time.thread_time()
         for batch in batches:
-            make_step(model, call, batch, mode)()
+            make_step(model, call, batch, mode, autocast)()
         rounds.append((time.thread_time() - begin) * 1e3 / count)
     first, again = rounds
     return NewLengths(first, again, resident_mb() - before)
 
 
-def _print_new_lengths(name: str, mode: str, *, quick: bool, count: int) -> None:
+def _print_new_lengths(name: str, mode: str, *, quick: bool, count: int, autocast: bool) -> None:
     found = {}
     for backend in ("eager", "aotkit"):
         with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            task = functools.partial(serve_new_lengths, name, mode, quick=quick, count=count, backend=backend)
+            task = functools.partial(
+                serve_new_lengths, name, mode, quick=quick, count=count, backend=backend, autocast=autocast
+            )
             found[backend] = pool.submit(task).result()
     eager, ours = found["eager"], found["aotkit"]
     print(
@@ -138,17 +143,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="short inputs")
     parser.add_argument("--new-lengths", type=int, metavar="N", help="compare eager mode at texts of N lengths instead")
+    parser.add_argument("--autocast", action="store_true", help="of --new-lengths, to bfloat16")
     parser.add_argument("--check", action="store_true", help=f"fail below {BOUND}")
     chosen = parser.parse_args(arguments)
     if chosen.new_lengths and chosen.check:
         parser.error("--check compares with a static compile, --new-lengths with eager mode")
+    if chosen.autocast and not chosen.new_lengths:
+        parser.error("--autocast is for --new-lengths")
     torch.set_num_threads(1)
     slow = 0
     for name in chosen.models:
         for mode in chosen.modes:
             if chosen.new_lengths:
                 if MODELS[name].inputs is token_batch:
-                    _print_new_lengths(name, mode, quick=chosen.quick, count=chosen.new_lengths)
+                    _print_new_lengths(
+                        name, mode, quick=chosen.quick, count=chosen.new_lengths, autocast=chosen.autocast
+                    )
                 else:
                     print(f"{name:8s} {mode:6s} takes no texts", flush=True)
                 continue

@@ -216,7 +216,7 @@ EXCEPTIONS: dict[str, str] = {
         targets.cpu.render.few_rows_along_sums STRIP AHEAD NARROW MOST_BYTES_APART AHEAD_APART JOINED LONG
         targets.cpu.render.few_rows_in_digits STEPS FACTORS
         targets.cpu.render.panels_apart STREAMS
-        targets.cpu.render.digits LEAST FRACTION
+        targets.cpu.render.digits LEAST FRACTION SIGNIFICANT
         targets.cpu.render.few_rows_of_bytes_in_digits DIGITS OF_DIGIT BITS
         targets.cpu.render.few_rows_in_panels
         targets.cpu.render.few_rows_of_bytes

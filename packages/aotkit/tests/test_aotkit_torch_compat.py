@@ -66,8 +66,8 @@ def test_sources_of_defaults_pickle_what_their_class_takes_from_torch_2_12_on(mo
     monkeypatch.delitem(copyreg.dispatch_table, DefaultsSource, raising=False)
     sources = [DefaultsSource(LocalSource("f"), 1), DefaultsSource(LocalSource("f"), "by", is_kw=True)]
     for source in sources:
-        kind, written = _torch_compat.pickled_default(source)
+        kind, written = _torch_compat.parts_of_default(source)
         assert kind(*written) == source
         assert (source.__reduce__() == (kind, written)) == (RELEASE >= (2, 12))
-    _torch_compat.pickle_defaults()
+    _torch_compat.write_defaults_readably()
     assert (DefaultsSource in copyreg.dispatch_table) == (RELEASE < (2, 12))

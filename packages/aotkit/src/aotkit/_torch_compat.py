@@ -20,10 +20,10 @@ __all__ = [
     "asked_attribute",
     "lazy_graph_module",
     "offering_aot_compile",
-    "pickle_defaults",
-    "pickled_default",
+    "parts_of_default",
     "read_guards",
     "remove_guards",
+    "write_defaults_readably",
 ]
 
 
@@ -46,15 +46,16 @@ def read_guards(kept: bytes) -> Any:
         ) from error
 
 
-def pickle_defaults() -> None:
-    """Have torch read back what it writes of guards on arguments that were left to their defaults. Before torch 2.12
-    their sources pickle more values than their class takes; what is registered here goes before what a class says."""
+def write_defaults_readably() -> None:
+    """Have torch read back what it writes into its own cache of guards on arguments that were left to their defaults.
+    Before torch 2.12 their sources tell more parts than their class takes; what is registered here goes before what a
+    class says. Entries and artifacts of ours have no objects in them, and need none of this."""
     source = DefaultsSource(LocalSource("function"), 0)
     if len(source.__reduce__()[1]) > sum(field.init for field in fields(DefaultsSource)):
-        copyreg.pickle(DefaultsSource, pickled_default)  # type: ignore[arg-type]
+        copyreg.pickle(DefaultsSource, parts_of_default)  # type: ignore[arg-type]
 
 
-def pickled_default(source: DefaultsSource) -> tuple[Any, ...]:
+def parts_of_default(source: DefaultsSource) -> tuple[Any, ...]:
     """The source's class, and what it takes for this one."""
     return DefaultsSource, (source.base, source.idx_key, source.is_kw)
 

@@ -36,8 +36,9 @@ def torch_keeps() -> bool:
 
 
 def write_guards_readably() -> None:
-    """Before torch writes guards, see :func:`aotkit._torch_compat.pickle_defaults`. It writes those of a frame without
-    a graph too, for which no backend is called: so where torch keeps guards, this comes when a backend is made."""
-    from .._torch_compat import pickle_defaults  # which brings Dynamo
+    """Before torch writes guards, see :func:`aotkit._torch_compat.write_defaults_readably`. It writes those of a frame
+    without a graph too, for which no backend is called: so where torch keeps guards, this comes when a backend is
+    made."""
+    from .._torch_compat import write_defaults_readably  # which brings Dynamo
 
-    pickle_defaults()
+    write_defaults_readably()

@@ -257,9 +257,9 @@ def _of_nothing(node: Node) -> str | None:
 
 def _places(node: Node) -> str | None:
     """Fake kernels count neither the indices nor the dimensions of what is put there."""
-    if reason := _of_nothing(node) or (None if "masked" in str(node.target) else _of_another_type(node, 2)):
-        return reason
     masked = "masked" in str(node.target)
+    if reason := _of_nothing(node) or (None if masked else _of_another_type(node, 2)):
+        return reason
     x, indices, new = (_value(node.args[place]) for place in ((0, 2, 3) if masked else (0, 1, 2)))
     ranks = [_value(index).dim() for index in indices if index is not None]
     if len(indices) > x.dim():

@@ -56,8 +56,10 @@ class Frame:
             origin = memory.data_ptr() + start
             places = {a.buffer: (origin + offsets[a.buffer], _extent(buffers[a.buffer], env)) for a in plan.arena}
             self.guard = ArenaGuard(plan, places)
-        with modes_and_autocast_off(), torch.inference_mode(False):  # calls of any kind may come later
-            self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
+        self.tensors: tuple[torch.Tensor, ...] = ()
+        if pool.wanted:
+            with modes_and_autocast_off(), torch.inference_mode(False):  # calls of any kind may come later
+                self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
 
     def write_inputs(self, places: Sequence[int], addresses: tuple[int, ...]) -> None:
         """Write the addresses of inputs that are not where they were in the last call; ``places``: their slots."""

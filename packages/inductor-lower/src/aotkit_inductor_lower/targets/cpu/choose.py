@@ -10,8 +10,8 @@ Note [Which products are ours]
     Products of bfloat16 are ours where an instruction multiplies pairs (AVX512-BF16) on AMD's processors and both
     factors lie along the sum, as those of linear layers do: about as fast as oneDNN's, and what comes after them is in
     the same kernel (the same command with `--dtype bfloat16`). For each number of rows oneDNN writes code, which takes
-    longer than most products, and it keeps the last 1024. Ours is written once, and takes no longer from one row on
-    (the weights of a linear layer, on Zen 4). So where that number is known at run time only, small ones are ours, too.
+    longer than most products, and it keeps the last 1024; ours is written once. So where that number is known at run
+    time only, small ones are ours, too (`python -m tools.bench.dynamic --new-lengths 40 --autocast`, on Zen 4).
 
     On processors without AVX-512 oneDNN has no kernels for bfloat16, and ATen's products of it take 2 to 110 times as
     long as ours, which widen both factors as they copy them (the same command on Zen 3, AVX2 and FMA;

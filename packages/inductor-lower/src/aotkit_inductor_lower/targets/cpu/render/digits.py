@@ -7,11 +7,27 @@ from collections.abc import Sequence
 from .arithmetic import Ops
 from .emitter import Ssa, imm, vector_type
 
-__all__ = ["FRACTION", "digits_of", "dot_bytes", "float_sum", "powers_of", "whole_sum"]
+__all__ = ["FRACTION", "digits_of", "dot_bytes", "float_sum", "larger_size", "next_power", "powers_of", "whole_sum"]
 
 LEAST = 27  # the biased exponent of 2**-100: of less than ``2**(-100 - bits)`` another way computes each product
 DOT = "llvm.x86.avx512.vpdpbusd.512"
 FRACTION = 23  # bits of a float behind its exponent
+SIGNIFICANT = 8  # bits of a bfloat16
+
+
+def larger_size(ops: Ops, before: Ssa, value: Ssa) -> Ssa:
+    """The larger one of ``before``, a vector of i32, and the bits of the floats ``value`` without their signs: as whole
+    numbers these have the same order."""
+    em, lanes = ops.em, ops.lanes(value)
+    wide = vector_type("i32", lanes)
+    bits = em.pure(wide, f"bitcast {value.typed} to {wide}", value)
+    return ops.intrinsic("umax", before, ops.op("and", bits, em.splat(imm((1 << 31) - 1, "i32"), lanes)))
+
+
+def next_power(ops: Ops, largest: Ssa) -> Ssa:
+    """The bits of a bfloat16 as a float, of which 255 in the last 8 bits count as the next power of two: their first
+    digit would be 128."""
+    return ops.em.here("i32", f"add {largest.typed}, {1 << (FRACTION - SIGNIFICANT + 1)}")
 
 
 def powers_of(ops: Ops, largest: Ssa, bits: int) -> tuple[Ssa, Ssa]:

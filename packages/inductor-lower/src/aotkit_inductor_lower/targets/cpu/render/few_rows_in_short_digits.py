@@ -37,6 +37,7 @@ from ....kernel_ir.nodes import Kernel
 from ..machine import Machine
 from .body import address_of
 from .context import Vector
+from .digits import FRACTION, larger_size, next_power
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_panels import FewRowsInPanels, Panels, Place
@@ -54,8 +55,6 @@ DIGIT = 8  # bits, with a sign
 LARGEST = (14, 13)  # the powers of two of which the largest number of a group becomes one, or more
 MOST = 32767 // 15  # sums of digits in one half of a register, times 15, that fit 16 bits
 LEAST = 27  # the biased exponent of 2**-100, below which numbers become smaller ones
-FRACTION = 23  # bits of a float behind its exponent
-SIGNIFICANT = 8  # bits of a bfloat16
 EACH = 32 * DIGITS  # bytes of the digits of so many steps
 ROWS = 2  # of a block
 MOST_ROWS = 4
@@ -116,8 +115,7 @@ class FewRowsInShortDigits(FewRowsInPanels):
         super().group_copied(row, group, start)
         em = self.em
         group = em.unsigned("udiv", start, imm(self.size))
-        # Of 255 in the last 8 bits the first digit would be 128: it counts as the next power of two.
-        bits = em.here("i32", f"add {self._largest(start).typed}, {1 << (FRACTION - SIGNIFICANT + 1)}")
+        bits = next_power(self.ops, self._largest(start))
         exponent = em.here("i32", f"and {bits.typed}, {255 << FRACTION}")
         em.declare("llvm.umax.i32", "i32", ["i32", "i32"])
         exponent = em.here("i32", f"call i32 @llvm.umax.i32({exponent.typed}, i32 {LEAST << FRACTION})")
@@ -171,17 +169,13 @@ class FewRowsInShortDigits(FewRowsInPanels):
 
     def _largest(self, start: Ssa) -> Ssa:
         """The bits of the number that is farthest from 0 in the group whose copy is at ``start``, without a sign, an
-        i32: as whole numbers these have the same order."""
-        wide = vector_type("i32", self.across)
+        i32."""
 
         def compare(k: Ssa, before: list[Ssa]) -> list[Ssa]:
             assert self.copied is not None
-            em, value = self.em, self.load(self.copied, self.em.add(start, k))
-            bits = em.pure(wide, f"bitcast {value.typed} to {wide}", value)
-            size = self.ops.op("and", bits, em.splat(imm((1 << 31) - 1, "i32"), self.across))
-            return [self.ops.intrinsic("umax", before[0], size)]
+            return [larger_size(self.ops, before[0], self.load(self.copied, self.em.add(start, k)))]
 
-        first = carried([Ssa("zeroinitializer", wide)])
+        first = carried([Ssa("zeroinitializer", vector_type("i32", self.across))])
         return self.over_lanes("umax", self.em.loop(imm(0), imm(self.size), self.across, first, compare, "largest")[0])
 
     def _write_digits(self, start: Ssa, scale: Ssa, some: bool, k: Ssa, before: list[Ssa]) -> list[Ssa]:

@@ -23,7 +23,7 @@ from ..machine import Machine
 from ..products import computed_by, widened_along_sum
 from .body import emit_body
 from .context import Vector
-from .digits import digits_of, dot_bytes, float_sum, powers_of
+from .digits import digits_of, dot_bytes, float_sum, larger_size, powers_of
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_along_sums import FewRowsAlongSums
@@ -95,11 +95,8 @@ class FewRowsOfBytesInDigits(FewRowsAlongSums):
         return []
 
     def _larger(self, k: Ssa, before: list[Ssa]) -> list[Ssa]:
-        """The bits of the numbers that are farthest from 0, without a sign: as whole numbers they have that order."""
-        em = self.em
-        bits = em.here(self.words, f"bitcast {self._floats(k).typed} to {self.words}")
-        size = self.ops.op("and", bits, em.splat(imm((1 << 31) - 1, "i32"), self.across))
-        return [self.ops.intrinsic("umax", before[0], size)]
+        """The bits of the numbers that are farthest from 0, without a sign."""
+        return [larger_size(self.ops, before[0], self._floats(k))]
 
     def _write_digits(self, scale: Ssa, k: Ssa, before: list[Ssa]) -> list[Ssa]:
         _, digits, differs = digits_of(self.ops, self.ops.op("fmul", self._floats(k), scale), DIGITS, OF_DIGIT)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from ....symbolic import Symbol
 from .context import Vector
-from .digits import FRACTION, digits_of, powers_of
+from .digits import digits_of, larger_size, next_power, powers_of
 from .emitter import Ssa, imm, vector_type
 from .few_rows import LINE, carried
 from .few_rows_in_panels import FewRowsInPanels, Place
@@ -30,7 +30,6 @@ __all__ = ["DIGITS", "FOUR", "MOST", "GroupsInDigits"]
 DIGITS = 3
 FOUR = 4  # steps of the sum that are multiplied together
 MOST = 256  # steps of a group: each four have a bit, and whole numbers a sum of 32
-SIGNIFICANT = 8  # bits of a bfloat16
 
 
 class GroupsInDigits(FewRowsInPanels):
@@ -57,9 +56,7 @@ class GroupsInDigits(FewRowsInPanels):
     def group_copied(self, row: Ssa, group: Ssa, start: Ssa) -> None:
         """Writes the digits of a group, and its sum."""
         em, most = self.em, self._largest(start)
-        # Of 255 in the last 8 bits the first digit would be 128: it counts as the next power of two.
-        above = em.here("i32", f"add {most.typed}, {1 << (FRACTION - SIGNIFICANT + 1)}")
-        power, unit = powers_of(self.ops, above, self.bits)
+        power, unit = powers_of(self.ops, next_power(self.ops, most), self.bits)
         em.effect(f"store {unit.typed}, ptr {em.element('i32', self.unit_of_group, group).text}")
         total, exact = self._write_digits(start, group, em.splat(power, self.across))
         byte = em.here("i8", f"zext {exact.typed} to i8")
@@ -77,15 +74,13 @@ class GroupsInDigits(FewRowsInPanels):
     def _largest(self, start: Ssa) -> Ssa:
         """The bits of the number of a group that is farthest from 0, without a sign, an i32. What else must be known of
         the group is looked at on the way."""
-        em, ops, wide = self.em, self.ops, vector_type("i32", self.across)
+        em, wide = self.em, vector_type("i32", self.across)
 
         def look(k: Ssa, before: list[Ssa]) -> list[Ssa]:
             assert self.copied is not None
             place = em.add(start, k)
             value = self.load(self.copied, place)
-            bits = em.pure(wide, f"bitcast {value.typed} to {wide}", value)
-            size = ops.op("and", bits, em.splat(imm((1 << 31) - 1, "i32"), self.across))
-            return [ops.intrinsic("umax", before[0], size), *self.watch(value, place, before[1:])]
+            return [larger_size(self.ops, before[0], value), *self.watch(value, place, before[1:])]
 
         first = carried([Ssa("zeroinitializer", wide), *self.nothing_seen()])
         most, *seen = em.loop(imm(0), self.padded(), self.across, first, look, "largest")
